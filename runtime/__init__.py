@@ -1,0 +1,1 @@
+"""What applications use: authoring, engine, client, application, configuration and CLI."""

@@ -1,0 +1,1 @@
+"""The ground floor: the shared vocabulary, and every line of SQL and every database client."""
