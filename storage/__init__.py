@@ -1,1 +1,1 @@
-"""The ground floor: the shared vocabulary, and every line of SQL and every database client."""
+"""The lowest floor: the model, the errors, and the only code that knows SQL and database clients."""

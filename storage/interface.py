@@ -1,0 +1,250 @@
+"""The storage seam, at domain height: values and batches in and out, no SQL crosses it.
+
+Three interfaces by who uses them. `RunStore` is the hot path and the client's (main loop). `ClusterStore` is what
+runners say to each other (the keeper has one of its own, on its own thread and connection). `HintChannel` carries
+hints. An engine implements all three; `connect.py` is the only module that knows which engines exist.
+
+Common to all methods: each has a deadline, and a cancelled or timed-out connection never returns to a pool (R10).
+Raised: `DatabaseUnavailable` and `ConflictError` (nothing was written), `UnknownOutcome` (a write was under way: settle
+it), `DataRefused`, `RunnerDeclaredDead` (from claims and commits, decided by a read of the runner's row). Nothing is
+decided by affected-row counts (R9). Arrays are sorted by run_id by the engine before they are sent; a runner's
+statement never waits for a row lock.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from perdure.storage.model import (
+    ClaimRequest,
+    Claims,
+    Entry,
+    Hint,
+    Mailbox,
+    Message,
+    Meta,
+    NewRun,
+    RunEvent,
+    RunFilter,
+    RunRecord,
+    RunWrite,
+    SendOutcome,
+    ShardHold,
+    StartOutcome,
+    Topology,
+    Verdict,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an engine can do; ask these, never the engine's name.
+
+    shared: several processes may use it at once. multi_host: from several machines.
+    pushes_hints: hints reach other processes by themselves (else a change is noticed by polling).
+    """
+
+    dialect: str
+    server_version: str
+    shared: bool
+    multi_host: bool
+    pushes_hints: bool
+    returning: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerIdentity:
+    """What a runner says of itself when it registers."""
+
+    runner_id: int
+    replica_id: str
+    address: str
+    workflows: Sequence[str]
+    info: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """alive: False = declared dead (or the row is gone): never re-insert it."""
+
+    alive: bool
+    db_now: float
+
+
+class RunStore(ABC):
+    """Starts, claims, commits, messages, reads."""
+
+    capabilities: Capabilities
+
+    @abstractmethod
+    async def open(self) -> Meta:
+        """Connect (10 s at most), check the schema, return what the cluster agreed on.
+
+        Raises `ConfigurationError` naming what to check, `SchemaError` naming the command to run."""
+
+    @abstractmethod
+    async def close(self) -> None: ...
+
+    @abstractmethod
+    async def server_now(self) -> float:
+        """The database's clock."""
+
+    # -- starts and messages
+    @abstractmethod
+    async def start_runs(self, runs: Sequence[NewRun]) -> Sequence[StartOutcome]:
+        """Insert cold, fence and wake row of each in one commit; ids that exist are answered, not changed.
+
+        Same order as given; one id twice in a call: the first creates, the others find it. After `UnknownOutcome`
+        calling again with the same tokens settles it: a row with my token is `created`."""
+
+    @abstractmethod
+    async def send_message(self, message: Message, *, mailbox_limit: int) -> SendOutcome:
+        """Insert and bump the wake row in one transaction, in that row's order (R6). Waits for the row, 3 s at most
+        (`ConflictError`). A duplicate message_id changes nothing. After `UnknownOutcome` sending again settles it."""
+
+    @abstractmethod
+    async def cancel_unentered(self, run_id: str, *, batch_id: int, reason: str | None) -> bool:
+        """End a run nobody ever entered, or one on hold, as `cancelled`; False: not in that state (send a cancel)."""
+
+    @abstractmethod
+    async def release_hold(self, run_id: str, *, batch_id: int) -> bool:
+        """An operator's resume of a held run nobody has: hold gone, crash count 0, due now. False: not on hold."""
+
+    # -- the runner's hot path
+    @abstractmethod
+    async def claim_runs(self, request: ClaimRequest) -> Claims:
+        """Take due runs (and orphans) of my shards, skipping locked rows. `RunnerDeclaredDead` if I am."""
+
+    @abstractmethod
+    async def read_mailboxes(self, run_ids: Sequence[str]) -> Mapping[str, Mailbox]:
+        """wake_seq and unread messages of each in one snapshot; runs without a wake row are missing."""
+
+    @abstractmethod
+    async def read_journals(self, run_ids: Sequence[str]) -> Mapping[str, Sequence[Entry]]:
+        """All entries of each, by seq; a run without entries is an empty list."""
+
+    @abstractmethod
+    async def commit_writes(
+        self, runner_id: int, batch_id: int, writes: Sequence[RunWrite]
+    ) -> Mapping[str, Verdict]:
+        """Apply the writes whose fence still matches, in one transaction; at most one write per run in a batch.
+
+        Members that were not applied are read, never guessed: a verdict for every run. `UnknownOutcome`: call
+        `settle_writes`. `DataRefused`: the whole batch is rolled back, halve it. `RunnerDeclaredDead` if I am."""
+
+    @abstractmethod
+    async def settle_writes(
+        self, runner_id: int, batch_id: int, writes: Sequence[RunWrite]
+    ) -> Mapping[str, Verdict]:
+        """After an unknown outcome: a locking read on a new connection (locked ones singly with a lock time-out, then
+        our own ghost session is ended). `last_batch` equal = committed."""
+
+    # -- upkeep of runs in memory
+    @abstractmethod
+    async def due_in_memory(self, seen: Mapping[str, int]) -> Sequence[str]:
+        """Of runs I hold in memory (run_id → seen): those with a wake_seq above it. Clears wake_at of due wake rows
+        whose wake_seq equals seen, so that looping scans do not step over them."""
+
+    @abstractmethod
+    async def upcoming(
+        self, runner_id: int, holds: Sequence[ShardHold], until: float, limit: int
+    ) -> Sequence[tuple[str, int, float]]:
+        """(run_id, slot, wake_at) of parked runs of these shards due before ``until``, soonest first."""
+
+    # -- reads for people and clients
+    @abstractmethod
+    async def read_run(self, run_id: str) -> RunRecord | None: ...
+
+    @abstractmethod
+    async def read_results(self, run_ids: Sequence[str]) -> Mapping[str, RunRecord]:
+        """Only those that have ended (at most 1,000 ids a call)."""
+
+    @abstractmethod
+    async def list_runs(self, filter: RunFilter) -> Sequence[RunRecord]: ...
+
+    @abstractmethod
+    async def count_runs(self) -> Mapping[str, int]:
+        """status → number of runs not yet ended, plus in-flight ones, for `cluster status`."""
+
+    @abstractmethod
+    async def read_events(self, run_id: str) -> Sequence[RunEvent]:
+        """The timeline: recorded events, and those the run's row, journal and mailbox imply, by time."""
+
+    # -- retention
+    @abstractmethod
+    async def delete_finished(self, before: float, limit: int) -> int:
+        """Delete runs that ended before, oldest first, with journal and events; the number deleted."""
+
+
+class ClusterStore(ABC):
+    """Runners and shards. One connection, used from the keeper's own thread and loop (R3) or the main loop."""
+
+    capabilities: Capabilities
+
+    @abstractmethod
+    async def open(self) -> Meta: ...
+
+    @abstractmethod
+    async def close(self) -> None: ...
+
+    @abstractmethod
+    async def agree(self, *, shard_count: int, lock_mode: str) -> Meta:
+        """First boot writes topology and mode; later boots must ask for the same, else `ConfigurationError`."""
+
+    @abstractmethod
+    async def register(self, me: RunnerIdentity, lease: float) -> None:
+        """Insert my runner row; expires_at = database now + lease (seconds)."""
+
+    @abstractmethod
+    async def renew(self, runner_id: int, lease: float) -> Renewal:
+        """expires_at = greatest(expires_at, database now + lease), renew_count + 1, only while not dead."""
+
+    @abstractmethod
+    async def set_draining(self, runner_id: int) -> None: ...
+
+    @abstractmethod
+    async def read_topology(self) -> Topology: ...
+
+    @abstractmethod
+    async def declare_dead(self, runner_id: int, renew_count: int) -> bool:
+        """True if this runner is dead now (by this call or before): expired by the database's clock and renew_count
+        unchanged. Patience (R2) is the caller's part."""
+
+    @abstractmethod
+    async def declare_others_dead(self, runner_id: int) -> Sequence[int]:
+        """Everybody but me is dead: only for a process that holds the database file's OS lock."""
+
+    @abstractmethod
+    async def take_shards(
+        self, runner_id: int, shard_ids: Sequence[int], dead: Sequence[int]
+    ) -> Sequence[ShardHold]:
+        """Take shards that are free or belong to runners known dead; epoch + 1. Those taken."""
+
+    @abstractmethod
+    async def release_shards(self, runner_id: int, holds: Sequence[ShardHold]) -> None:
+        """Give shards up: runner_id NULL where row and epoch are still mine."""
+
+    @abstractmethod
+    async def leave(self, runner_id: int) -> None:
+        """A clean end: release every shard still mine, mark my row dead."""
+
+    @abstractmethod
+    async def delete_dead_runners(self, before: float) -> int:
+        """Rows dead and expired before, that no fence or shard row names."""
+
+
+class HintChannel(ABC):
+    """Hints between processes (R5). Send after the commit, coalesced; own hints do not come back."""
+
+    @abstractmethod
+    async def open(self, receive: Callable[[Sequence[Hint]], None]) -> None:
+        """``receive`` is called on the loop that opened the channel; after a reconnect it gets an ANY hint."""
+
+    @abstractmethod
+    def send(self, hints: Sequence[Hint]) -> None:
+        """Never blocks, never raises; dropped when the channel is down."""
+
+    @abstractmethod
+    async def close(self) -> None: ...

@@ -1,0 +1,424 @@
+"""The values that cross the storage seam. No I/O, no SQL, no engine names.
+
+Instants are floats, Unix seconds rounded to whole microseconds (see `clock.to_instant`); ``None`` means never.
+Payloads, results and errors are text, encoded and decoded above this floor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+SLOTS = 65_536
+"""A run's slot is ``xxh3_64(run_id) % SLOTS``, stored with the run; shards are ranges of slots."""
+
+FORMAT = 1
+"""Format number of journal entries and payload envelopes written by this code (R16)."""
+
+
+class RunStatus(StrEnum):
+    """Where a run stands. The last three are final."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    SUSPENDED = "suspended"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def final(self) -> bool:
+        return self in (RunStatus.SUCCEEDED, RunStatus.FAILED, RunStatus.CANCELLED)
+
+
+class Reason(StrEnum):
+    """Why a run is suspended. The holds run no user code until `resume`."""
+
+    TIMER = "timer"
+    SIGNAL = "signal"
+    UPDATE = "update"
+    EVENT = "event"
+    CHILD = "child"
+    QUEUE = "queue"
+    RETRY = "retry"
+    OPERATOR = "operator"
+    FAILURE = "failure"
+    CRASH_LOOP = "crash-loop"
+    NONDETERMINISM = "nondeterminism"
+
+    @property
+    def hold(self) -> bool:
+        return self in (Reason.OPERATOR, Reason.FAILURE, Reason.CRASH_LOOP, Reason.NONDETERMINISM)
+
+
+class EntryKind(StrEnum):
+    """What an entry of the journal records."""
+
+    STEP = "step"
+    ATTEMPT = "attempt"
+    TIMER = "timer"
+    SIGNAL = "signal"
+    CANCEL = "cancel"
+    # Named now, written by later releases:
+    UPDATE = "update"
+    CHILD = "child"
+    NESTED = "nested"
+    RESUME = "resume"
+
+
+class MessageKind(StrEnum):
+    """What a message in a run's mailbox asks for."""
+
+    SIGNAL = "signal"
+    CANCEL = "cancel"
+    CHILD = "child"
+    UPDATE = "update"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of a run's journal. ``seq`` starts at 1; entry 0, "entered", is the fence's ``entered_at``.
+
+    key: where the entry belongs in the body: task path + "/" + name + "#" + occurrence (R13); "" for a cancel.
+    at: run time of the delivery (R14), never lower than that of the entry before it.
+    status: "ok" or "error". attempt: number of attempts made, 1 for the first.
+    output, error: encoded text; error is the recorded error as JSON.
+    """
+
+    seq: int
+    kind: EntryKind
+    key: str
+    at: float
+    status: str = "ok"
+    attempt: int = 1
+    input_hash: int | None = None
+    input: str | None = None
+    output: str | None = None
+    error: str | None = None
+    started_at: float | None = None
+    format: int = FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message in a run's mailbox, ordered by the wake_seq its sender was given (R6)."""
+
+    run_id: str
+    message_id: str
+    kind: MessageKind
+    name: str = ""
+    body: str | None = None
+    wake_seq: int = 0
+    sent_at: float = 0.0
+    format: int = FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvent:
+    """Something people want to see on the timeline that the journal itself does not say (``timer-set``, …)."""
+
+    type: str
+    at: float
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewRun:
+    """A start. ``start_token`` is fresh per call, so that a start of unknown outcome can be settled (R9)."""
+
+    run_id: str
+    slot: int
+    workflow: str
+    start_token: int
+    payload: str
+    seed: int
+    version: int = 1
+    source: str = "app"
+    tenant: str | None = None
+    parent_id: str | None = None
+    trace: str | None = None
+    subject: str | None = None
+    tags: str | None = None
+    format: int = FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class StartOutcome:
+    """``created`` by this start (also when an earlier send of it had arrived), else what already has the id."""
+
+    run_id: str
+    created: bool
+    workflow: str
+    status: RunStatus
+
+
+class SendStatus(StrEnum):
+    DELIVERED = "delivered"
+    DUPLICATE = "duplicate"
+    ENDED = "ended"
+    UNKNOWN_RUN = "unknown-run"
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class SendOutcome:
+    status: SendStatus
+    slot: int | None = None
+    """Of the run, for hints; None when there is no such run."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardHold:
+    """A shard as its holder knows it."""
+
+    shard_id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    """What a runner offers to take.
+
+    runner_id: me. holds: the shards to look into (hinted ones first; all of mine for a safety scan).
+    workflows: the names I know (R15). in_memory: claims of runs I am executing, never claimed again.
+    limit: free slots, the most runs this claim may take. per_shard: the most candidates per shard.
+    orphans: also take ``running`` runs whose runner is dead, or mine and not in memory.
+    ahead: seconds; runs due within them are taken now, their timer fires on the runner's own clock.
+    floor: low-water mark, instants below it are known to hold nothing claimable (None: look at all).
+    """
+
+    runner_id: int
+    holds: Sequence[ShardHold]
+    workflows: Sequence[str]
+    in_memory: Sequence[int]
+    limit: int
+    per_shard: int = 50
+    orphans: bool = False
+    ahead: float = 0.0
+    floor: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedRun:
+    """A run this runner now holds, with what a body needs to begin.
+
+    revision: after the claim. next_seq: of the next entry, 1 for a run without a journal.
+    entered_at: run time at which the body was first entered, the same in each life.
+    reclaim_count: involuntary changes of claim since the last journal commit.
+    wake_seq: of the locked wake row; 0 proves an empty mailbox, anything else: read it.
+    """
+
+    run_id: str
+    slot: int
+    claim_id: int
+    epoch: int
+    revision: int
+    next_seq: int
+    entered_at: float
+    reclaim_count: int
+    wake_seq: int
+    workflow: str
+    version: int
+    payload: str
+    payload_format: int
+    seed: int
+    created_at: float
+    source: str
+    parent_id: str | None
+    trace: str | None
+    taken_over: bool
+    """The run was ``running`` under a runner that died."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """The answer to a claim. db_now: the database's clock. more: the limit was reached, claim again."""
+
+    runs: Sequence[ClaimedRun]
+    db_now: float
+    more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Mailbox:
+    """wake_seq and the unread messages in one snapshot: the only thing that may move ``seen`` (R6)."""
+
+    wake_seq: int
+    messages: Sequence[Message]
+    db_now: float
+    """The database's clock at the read: every message stored before it is in here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """Leave memory until ``wake_at`` (None: only a message wakes it), unless a message arrived after ``seen``.
+
+    A reason that is a hold keeps wake_at NULL until an operator acts; it is never refused.
+    """
+
+    wake_at: float | None
+    seen: int
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The end of a run. parent_id: whose mailbox is told."""
+
+    status: RunStatus
+    result: str | None = None
+    error: str | None = None
+    reason: str | None = None
+    parent_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunWrite:
+    """One durable write of one run, applied whole or not at all, behind the fence (R1).
+
+    entries: seq must continue the fence's next_seq. consumed: message ids with the seq of the entry that took each.
+    """
+
+    run_id: str
+    claim_id: int
+    revision: int
+    entries: Sequence[Entry] = ()
+    consumed: Sequence[tuple[str, int]] = ()
+    events: Sequence[RunEvent] = ()
+    outcome: Park | Finish | None = None
+
+
+class Verdict(StrEnum):
+    """What became of a run's write.
+
+    COMMITTED, PARKED: it is durable (PARKED: and the run left this runner).
+    PARK_REFUSED: entries are durable, a message had arrived, the run stays claimed: read the mailbox.
+    AGAIN: certainly not written, claim and revision are as expected: send the same write again.
+    RELOAD: the claim is mine but the revision is not: drop the body, load the run anew.
+    FENCED: the run has another holder or has ended otherwise: drop the body.
+    """
+
+    COMMITTED = "committed"
+    PARKED = "parked"
+    PARK_REFUSED = "park-refused"
+    AGAIN = "again"
+    RELOAD = "reload"
+    FENCED = "fenced"
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerRow:
+    """One boot of one process."""
+
+    runner_id: int
+    replica_id: str
+    address: str
+    started_at: float
+    expires_at: float
+    renew_count: int
+    dead: bool
+    draining: bool = False
+    workflows: Sequence[str] = ()
+    placement_version: int = 1
+    info: Mapping[str, str] = field(default_factory=dict)
+    """Facts of the boot line, for `cluster status`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRow:
+    shard_id: int
+    slot_lo: int
+    slot_hi: int
+    runner_id: int | None
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Runners and shards in one snapshot, with the database's clock."""
+
+    runners: Sequence[RunnerRow]
+    shards: Sequence[ShardRow]
+    db_now: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A run as people and clients see it. ``reason``: of a suspension or a cancel."""
+
+    run_id: str
+    workflow: str
+    version: int
+    status: RunStatus
+    slot: int
+    source: str
+    created_at: float
+    payload: str
+    payload_format: int
+    started_at: float | None = None
+    finished_at: float | None = None
+    result: str | None = None
+    error: str | None = None
+    reason: str | None = None
+    wake_at: float | None = None
+    hold: str | None = None
+    runner_id: int | None = None
+    claim_id: int | None = None
+    epoch: int | None = None
+    reclaim_count: int = 0
+    next_seq: int = 1
+    unread: int = 0
+    """Messages in the mailbox that no entry has taken."""
+    parent_id: str | None = None
+    tenant: str | None = None
+    trace: str | None = None
+    subject: str | None = None
+    tags: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunFilter:
+    """Newest first. Several statuses are alternatives; ``since`` compares created_at."""
+
+    workflow: str | None = None
+    statuses: Sequence[RunStatus] = ()
+    reason: str | None = None
+    source: str | None = None
+    id_prefix: str | None = None
+    since: float | None = None
+    limit: int = 50
+    offset: int = 0
+
+
+class HintKind(StrEnum):
+    """START: a run of this slot is due. WAKE: this run has mail. DONE: this run has ended.
+    SHARDS: shards were released or a runner came or left. ANY: something changed."""
+
+    START = "s"
+    WAKE = "w"
+    DONE = "d"
+    SHARDS = "p"
+    ANY = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """Never the truth (R5): may be lost, doubled or late."""
+
+    kind: HintKind
+    run_id: str = ""
+    slot: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """What all processes of one cluster agree on. Read at boot; another shard count refuses to boot."""
+
+    schema_version: int
+    min_code_version: int
+    shard_count: int
+    hash_name: str
+    lock_mode: str | None
+    cluster_id: str
+    server_identity: str | None = None
