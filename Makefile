@@ -1,0 +1,55 @@
+# Every target prepares what it needs: the virtual environment, and PostgreSQL's programs where used.
+VENV ?= .venv
+DB ?= sqlite
+PYTEST_ARGS ?=
+
+PY := $(VENV)/bin/python
+export VENV
+
+.PHONY: help setup demo test test-all pytest pytest-all bench requirements lint format clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'make demo [DB=postgres]   three pods, one killed half-way, all orders done'
+	@echo 'make test                 lint and the default tier (PYTEST_ARGS="-k name" narrows it)'
+	@echo 'make test-all             lint and both tiers'
+	@echo 'make bench                speed, as JSON lines'
+	@echo 'make requirements         released requirement rows without a test'
+	@echo 'make lint | format        check | rewrite the style; lint also checks types and floors'
+	@echo 'make clean                remove the virtual environment and caches'
+
+setup:
+	@bash .ci/setup test postgres
+
+demo:
+	@bash .ci/setup run $(filter postgres,$(DB))
+	@$(PY) -m examples.orders.demo --db $(DB)
+
+test: setup lint pytest
+
+test-all: setup lint pytest-all
+
+pytest: setup
+	@$(PY) -m pytest $(PYTEST_ARGS)
+
+pytest-all: setup
+	@$(PY) -m pytest -m "slow or not slow" $(PYTEST_ARGS)
+
+bench: setup
+	@$(PY) -m benchmarks
+
+requirements: setup
+	@$(PY) tests/requirements_report.py
+
+lint: setup
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+	@$(VENV)/bin/lint-imports --cache-dir .import_linter_cache
+
+format: setup
+	@$(PY) -m ruff check --fix .
+	@$(PY) -m ruff format .
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist src/perdure.egg-info
