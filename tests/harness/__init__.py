@@ -1,0 +1,11 @@
+"""What the tests stand on: real servers, real faults, and independent witnesses.
+
+``postgres``   a private PostgreSQL server that can be restarted, killed and thrown away
+``fixtures``   the pytest fixtures built on it
+``proxy``      a TCP proxy that cuts or hangs a connection at a chosen statement
+``audit``      triggers that keep the history of every committed write, and its checkers
+``sidelog``    an append-only log of body and step executions, and its checker
+``pods``       real pods as child processes that can be killed, frozen and stopped
+``interleave`` every merge of the statements of two or three sessions
+``waiting``    waiting for a condition with a deadline, never for a time
+"""
