@@ -387,7 +387,7 @@ def in_own_loop(work: Coroutine[Any, Any, T]) -> T:
     def run() -> None:
         try:
             outcome.append(asyncio.run(work))
-        except BaseException as error:  # noqa: BLE001 - handed to the caller below
+        except BaseException as error:  # raised again in the caller's thread
             failure.append(error)
 
     thread = threading.Thread(target=run, name="in-own-loop")

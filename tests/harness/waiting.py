@@ -6,13 +6,33 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import TypeVar, overload
 
 T = TypeVar("T")
 
 
 class DeadlineExceededError(AssertionError):
     """A condition stayed false; the message says which one and what was last seen."""
+
+
+@overload
+async def until(
+    condition: Callable[[], Awaitable[T]],
+    *,
+    what: str,
+    deadline: float = ...,
+    interval: float = ...,
+) -> T: ...
+
+
+@overload
+async def until(
+    condition: Callable[[], T],
+    *,
+    what: str,
+    deadline: float = ...,
+    interval: float = ...,
+) -> T: ...
 
 
 async def until(
