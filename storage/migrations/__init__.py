@@ -1,0 +1,1 @@
+"""Forward migrations of the schema, run by `perdure migrate`; safe when several processes run it at once."""
