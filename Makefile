@@ -45,7 +45,7 @@ lint: setup
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
-	@$(VENV)/bin/lint-imports --cache-dir .import_linter_cache
+	@$(VENV)/bin/lint-imports --no-logo --cache-dir .import_linter_cache
 
 format: setup
 	@$(PY) -m ruff check --fix .

@@ -1,4 +1,4 @@
-"""Accounting for the whole suite: requirement marks, tiers and skips. Fixtures live elsewhere.
+"""Accounting for the whole suite: requirement marks, tiers and skips. Fixtures are in the harness.
 
 Skips. A test may skip only for something this machine lacks, and says what. With ``CI`` set to
 ``true``, a skip whose reason names a database engine that the suite has to cover becomes a failure:
@@ -14,6 +14,8 @@ from typing import TypeVar
 import pytest
 
 from tests.requirements_report import RequirementError, load, unknown_ids
+
+pytest_plugins = ("tests.harness.fixtures",)
 
 REQUIRED_CAPABILITIES = re.compile(r"postgres|\bpg_ctl\b|\binitdb\b|sqlite", re.IGNORECASE)
 NOT_APPLICABLE = "not applicable:"
