@@ -1,0 +1,170 @@
+"""Logging of a pod: structlog over the standard library's handlers, as console lines or as JSON.
+
+Only the command line configures logging; a library never does it to its host. Code logs with
+``structlog.get_logger("perdure.…")``; records of other libraries (uvicorn, asyncio) get the same form. No line ever
+holds a password: every text in an event is searched for URLs with one.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TextIO
+
+import structlog
+
+from perdure.runtime.settings import Settings
+from perdure.runtime.settings_rules import hide_credentials
+from perdure.storage.interface import Capabilities
+
+NONE_YET = "none in this release"
+_DEPTH = 4  # of containers inside an event value that are searched for passwords
+
+
+def configure_logs(
+    *, format: str = "console", level: str = "info", stream: TextIO | None = None
+) -> None:
+    """Send all logging of this process to ``stream`` (standard error if left out).
+
+    format: console (coloured only where the stream is a terminal) or json (one object a line).
+    level: debug, info, warning or error; other libraries are shown from warning on.
+    """
+    out = stream or sys.stderr
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.ExtraAdder(),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            structlog.stdlib.PositionalArgumentsFormatter(),
+            *(each for each in shared if not isinstance(each, structlog.stdlib.ExtraAdder)),
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                *_rendering(format, colours=out.isatty()),
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))
+    logging.getLogger("perdure").setLevel(level.upper())
+
+
+def _rendering(format: str, *, colours: bool) -> list[structlog.typing.Processor]:
+    if format == "json":
+        last: structlog.typing.Processor = structlog.processors.JSONRenderer(
+            default=str, ensure_ascii=False
+        )
+    else:
+        last = structlog.dev.ConsoleRenderer(
+            colors=colours, exception_formatter=structlog.dev.plain_traceback, pad_event_to=0
+        )
+    # A traceback becomes text first, so that it is searched for passwords like everything else; local variables,
+    # which may be anybody's data, are never part of it.
+    return [structlog.processors.format_exc_info, redact_event, last]
+
+
+def redact_event(
+    logger: Any, method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """A structlog processor: no password of any URL leaves with a log line."""
+    return {key: _redact(value, _DEPTH) for key, value in event.items()}
+
+
+def _redact(value: Any, depth: int) -> Any:
+    if isinstance(value, str):
+        return hide_credentials(value)
+    if isinstance(value, bytes):
+        return hide_credentials(value.decode("utf-8", "backslashreplace"))
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if depth and isinstance(value, Mapping):
+        return {_redact(k, 0): _redact(v, depth - 1) for k, v in value.items()}
+    if depth and isinstance(value, Sequence | set | frozenset):
+        return [_redact(each, depth - 1) for each in value]
+    return hide_credentials(str(value))
+
+
+@dataclass(frozen=True, slots=True)
+class BootFacts:
+    """What a pod says of itself once, in its log and in its runner row."""
+
+    engine: str
+    """memory or sql: the runner storage."""
+    dialect: str
+    tier: str
+    """full: pods share the work. single-process: nobody takes over."""
+    shard_lock: str
+    shard_lock_why: str
+    cdc: str
+    returning: bool
+    cron: str
+    replica_id: str
+    address: str
+    localhost: bool
+
+    def info(self) -> dict[str, str]:
+        """As texts, for the runner row."""
+        return {key: _word(value) for key, value in asdict(self).items()}
+
+
+def boot_facts(
+    settings: Settings, capabilities: Capabilities, *, replica_id: str, address: str
+) -> BootFacts:
+    """Put together what the boot line and `cluster status` say of this pod."""
+    shared = settings.runner_storage == "sql"
+    if not shared:
+        lock, why = "none", "runner storage memory: this process owns every shard"
+    elif settings.shard_lock == "row":
+        lock, why = "row", "set by shard_lock"
+    else:
+        lock, why = "row", "auto: row leases are the only mode of this release"
+    return BootFacts(
+        engine=settings.runner_storage,
+        dialect=f"{capabilities.dialect} {capabilities.server_version}".strip(),
+        tier="full" if shared else "single-process",
+        shard_lock=lock,
+        shard_lock_why=why,
+        cdc=NONE_YET,
+        returning=capabilities.returning,
+        cron=NONE_YET,
+        replica_id=replica_id,
+        address=address,
+        localhost=settings.localhost,
+    )
+
+
+def log_boot(facts: BootFacts) -> None:
+    """Write the boot line, and the warning about an address that only this machine can reach."""
+    log = structlog.get_logger("perdure.runtime")
+    log.info("runner ready", **facts.info())
+    if facts.localhost and facts.engine == "sql":
+        log.warning(
+            "the runner's address can only be reached from this machine; "
+            "set PERDURE_RUNNER_HOST (POD_IP in Kubernetes) to one that its peers can reach",
+            address=facts.address,
+            replica_id=facts.replica_id,
+        )
+
+
+def _word(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
