@@ -44,7 +44,7 @@ requirements: setup
 lint: setup
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
-	@$(PY) -m mypy
+	@$(PY) -m mypy src/perdure tests $(wildcard examples benchmarks)
 	@$(VENV)/bin/lint-imports --no-logo --cache-dir .import_linter_cache
 
 format: setup
