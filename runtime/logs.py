@@ -119,6 +119,10 @@ class BootFacts:
     replica_id: str
     address: str
     localhost: bool
+    lease: str
+    """Seconds; "none" with runner storage memory."""
+    app: str
+    """``module:attribute`` as served, "" where the application was built in code."""
 
     def info(self) -> dict[str, str]:
         """As texts, for the runner row."""
@@ -148,6 +152,8 @@ def boot_facts(
         replica_id=replica_id,
         address=address,
         localhost=settings.localhost,
+        lease=f"{settings.lease:g}" if shared else "none",
+        app=settings.app or "",
     )
 
 

@@ -181,7 +181,7 @@ class Settings:
         return faults
 
     def _fault(self, key: str, reason: str = "", allowed: str = "") -> Fault:
-        origin = self.origins.get(key, "given in code")
+        origin = self.origins.get(key, "code")
         return Fault(key, getattr(self, key), origin, reason, allowed or RULES[key].allowed)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from perdure.runtime.authoring.durations import to_seconds
 from perdure.storage.connect import parse, redact
 from perdure.storage.errors import ConfigurationError
 
@@ -63,8 +64,8 @@ class Text:
             raise ValueError("not a text")
         if self.optional and value == "":
             return None
-        if value != value.strip() or "\0" in value:
-            raise ValueError("blanks at an end, or a NUL")
+        if not value or value != value.strip() or "\0" in value:
+            raise ValueError("empty, with blanks at an end, or with a NUL")
         return value
 
 
@@ -144,10 +145,18 @@ class Number:
         try:
             number = float(text) * factor
         except ValueError:
-            raise ValueError("not a number") from None
+            number = self._duration(text)
         if self.whole and number != number // 1:
             raise ValueError("not a whole number")
         return int(number) if self.whole else number
+
+    def _duration(self, text: str) -> float:
+        if self.unit != "seconds":
+            raise ValueError("not a number")
+        try:
+            return to_seconds(text)
+        except ValueError:
+            raise ValueError('neither a number nor text such as "30 s"') from None
 
 
 @dataclass(frozen=True, slots=True)

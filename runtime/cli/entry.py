@@ -1,0 +1,101 @@
+"""Puts the commands together and turns every error into one line and an exit code.
+
+Exit codes: 0 done · 1 it failed (the line says why) · 2 wrong input or configuration · 3 the schema is missing or
+does not fit (the line has the command to run) · 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import typer
+
+from perdure.runtime.cli import cluster, pods, schema, workflows
+from perdure.runtime.cli.output import CommandFailed, say_error
+from perdure.storage.errors import (
+    ConfigurationError,
+    InputError,
+    PerdureError,
+    SchemaError,
+)
+
+OK, FAILED, WRONG_INPUT, WRONG_SCHEMA, INTERRUPTED = 0, 1, 2, 3, 130
+
+# typer carries its own copy of click in some releases: its exceptions are reached through the one it exports.
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+ClickException: type[Exception] = typer.BadParameter.__mro__[2]
+
+
+def build() -> typer.Typer:
+    """The command tree."""
+    root = typer.Typer(
+        name="perdure",
+        help="Durable workflows on one SQL database.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    root.command("dev")(pods.dev)
+    root.command("serve")(pods.serve)
+    root.command("migrate")(schema.migrate)
+    root.add_typer(cluster.commands, name="cluster")
+    root.add_typer(workflows.commands, name="workflows")
+    return root
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run one command and exit."""
+    code = run(sys.argv[1:] if arguments is None else arguments)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; do not let the interpreter complain about it at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command; its exit code."""
+    try:
+        answer = build()(args=list(arguments), prog_name="perdure", standalone_mode=False)
+    except typer.Exit as ended:
+        return ended.exit_code
+    except (typer.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except BrokenPipeError:
+        return OK
+    except UsageError as error:
+        return _fail(
+            WRONG_INPUT, f"{_format(error)} (perdure {_command(error)}--help shows the usage)"
+        )
+    except ClickException as error:
+        return _fail(WRONG_INPUT, _format(error))
+    except SchemaError as error:
+        return _fail(WRONG_SCHEMA, str(error))
+    except (InputError, ConfigurationError) as error:
+        return _fail(WRONG_INPUT, str(error))
+    except (CommandFailed, PerdureError) as error:
+        return _fail(FAILED, str(error))
+    return answer if isinstance(answer, int) else OK
+
+
+def _fail(code: int, message: str) -> int:
+    say_error(message)
+    return code
+
+
+def _format(error: Exception) -> str:
+    said = error.format_message() if hasattr(error, "format_message") else str(error)
+    return str(said).rstrip(".")
+
+
+def _command(error: Exception) -> str:
+    """The words of the command the error belongs to, each with a blank behind it."""
+    context = getattr(error, "ctx", None)
+    path = str(getattr(context, "command_path", "perdure"))
+    words = [word for word in path.split()[1:] if word.isidentifier()]
+    return "".join(f"{word} " for word in words)

@@ -1,0 +1,267 @@
+"""``perdure dev`` and ``perdure serve``: run one pod in this process until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import structlog
+import typer
+import uvloop
+
+from perdure.runtime.app import App
+from perdure.runtime.cli.options import DEV_FILE, Assignments, Db, Schema, assigned
+from perdure.runtime.cli.output import CommandFailed
+from perdure.runtime.cli.reload import reload_forever
+from perdure.runtime.cli.schema import migrate_now
+from perdure.runtime.discovery import load_app, module_folder
+from perdure.runtime.logs import configure_logs
+from perdure.runtime.runner import Runner
+from perdure.runtime.settings import Settings, load_settings
+from perdure.storage.connect import database_file, redact
+
+LINGER = 2.0
+"""Seconds that threads of the application may hold up the process after the pod has stopped."""
+
+AppArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="APP", help="The application, as in app.main:app [PERDURE_APP].", show_default=False
+    ),
+]
+Host = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST", help="Address peers reach this runner at [PERDURE_RUNNER_HOST, POD_IP]."
+    ),
+]
+Port = Annotated[
+    str | None,
+    typer.Option(metavar="PORT", help="The runner's port; 0: any free one [PERDURE_RUNNER_PORT]."),
+]
+Migrate = Annotated[bool, typer.Option("--migrate", help="Create or update the tables first.")]
+
+
+def dev(
+    app: AppArgument = None,
+    db: Db = None,
+    reload: Annotated[
+        bool,
+        typer.Option(
+            "--reload", help="Start anew whenever a Python file below this folder changes."
+        ),
+    ] = False,
+    migrate: Migrate = False,
+    runner_port: Port = None,
+    set: Assignments = None,
+    tied_to: Annotated[int | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Run the application here, on a SQLite file, with nothing to set up.
+
+    The file is .perdure/dev.db in this folder unless a database is configured; a SQLite file is migrated at every
+    start. Ctrl-C stops cleanly, and what was under way goes on at the next start."""
+    if reload:
+        words = [app, *_given("--db", db), *_given("--runner-port", runner_port)]
+        words += [word for pair in set or () for word in ("--set", pair)] + ["--migrate"] * migrate
+        raise typer.Exit(reload_forever(["dev", *(word for word in words if word)], Path.cwd()))
+    if tied_to is not None:
+        _stop_with_parent(tied_to)
+    flags = {"app": app, "db": db, "runner_port": runner_port, **assigned(set)}
+    defaults = {"db": f"sqlite:///{Path.cwd() / DEV_FILE}", "runner_port": 0}
+    settings = _settings(flags, defaults)
+    configure_logs(format=settings.log_format, level=settings.log_level)
+    file = database_file(settings.db)
+    if file is not None and file.parent == Path.cwd() / DEV_FILE.parent:
+        _private_folder(file.parent)
+    _serve(settings, migrate=migrate or settings.sqlite)
+
+
+def serve(
+    app: AppArgument = None,
+    db: Db = None,
+    schema: Schema = None,
+    migrate: Migrate = False,
+    runner_storage: Annotated[
+        str | None,
+        typer.Option(metavar="memory|sql", help="sql: pods share the work (default on servers)."),
+    ] = None,
+    runner_host: Host = None,
+    runner_port: Port = None,
+    replica_id: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Stable name of this pod [PERDURE_REPLICA_ID, POD_NAME]."
+        ),
+    ] = None,
+    lease: Annotated[
+        str | None,
+        typer.Option(metavar="SECONDS", help="How long peers believe a silent runner (10)."),
+    ] = None,
+    renewal: Annotated[
+        str | None,
+        typer.Option(metavar="SECONDS", help="Time between renewals (a quarter of the lease)."),
+    ] = None,
+    slots: Annotated[
+        str | None, typer.Option(metavar="N", help="Runs that may be busy at once (200).")
+    ] = None,
+    grace: Annotated[
+        str | None,
+        typer.Option(metavar="SECONDS", help="How long running steps may go on at a stop (25)."),
+    ] = None,
+    shard_lock: Annotated[
+        str | None, typer.Option(metavar="auto|row", help="How shards are locked (auto).")
+    ] = None,
+    log_format: Annotated[
+        str | None, typer.Option(metavar="console|json", help="Form of the log lines (console).")
+    ] = None,
+    log_level: Annotated[
+        str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error (info).")
+    ] = None,
+    set: Assignments = None,
+) -> None:
+    """Run one pod of the application on a shared database.
+
+    SIGTERM or Ctrl-C: nothing new is begun, running steps get the grace period, the shards go to the other pods; a
+    second one lets go at once. Every setting can also come from PERDURE_<KEY> or [tool.perdure]."""
+    flags = {
+        "app": app,
+        "db": db,
+        "schema": schema,
+        "runner_storage": runner_storage,
+        "runner_host": runner_host,
+        "runner_port": runner_port,
+        "replica_id": replica_id,
+        "lease": lease,
+        "renewal": renewal,
+        "slots": slots,
+        "grace": grace,
+        "shard_lock": shard_lock,
+        "log_format": log_format,
+        "log_level": log_level,
+        **assigned(set),
+    }
+    settings = _settings(flags, {})
+    configure_logs(format=settings.log_format, level=settings.log_level)
+    _serve(settings, migrate=migrate)
+
+
+def _settings(flags: dict[str, Any], defaults: dict[str, Any]) -> Settings:
+    folder = module_folder(str(flags["app"])) if flags["app"] else None
+    return load_settings(flags=flags, folder=folder, defaults=defaults)
+
+
+def _serve(settings: Settings, *, migrate: bool) -> None:
+    settings.require_db()
+    if settings.app is None:
+        raise typer.BadParameter(
+            'which application? Give APP as module:attribute, set PERDURE_APP, or write app = "…" '
+            "under [tool.perdure]"
+        )
+    app = load_app(settings.app)
+    if migrate:
+        migrate_now(settings)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
+        loop.run(run_pod(app, settings))
+        _exit_soon()
+
+
+async def run_pod(app: App, settings: Settings) -> None:
+    """Run a runner until SIGTERM or SIGINT; a second signal cuts the drain short.
+
+    Raises what kept it from starting, or what ended it against its will."""
+    stop = StopSignals()
+    runner = Runner(app, settings)
+    log = structlog.get_logger("perdure.cli")
+    if not await stop.unless(1, runner.start()):
+        log.info("stopped before the runner was up")
+        await runner.stop()
+        return
+    try:
+        if await stop.unless(1, runner.closed()):
+            raise CommandFailed(
+                f"the runner on {redact(settings.db)} ended by itself; the log before this line says why"
+            )
+        log.info("stopping: running steps may end", grace=settings.grace, again="to let go at once")
+        if not await stop.unless(2, runner.drain()):
+            log.warning("told twice: letting go of running steps now")
+    finally:
+        await runner.stop()
+    log.info("stopped")
+
+
+class StopSignals:
+    """Counts SIGTERM and SIGINT, and lets a wait end when enough of them came."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._arrived = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._arrive)
+
+    def _arrive(self) -> None:
+        self.count += 1
+        self._arrived.set()
+
+    async def _until(self, count: int) -> None:
+        while self.count < count:
+            self._arrived.clear()
+            await self._arrived.wait()
+
+    async def unless(self, count: int, work: Awaitable[None]) -> bool:
+        """True when ``work`` ended first (raises what it raised), False when ``count`` signals did; then ``work`` is
+        cancelled and has ended."""
+        task = asyncio.ensure_future(work)
+        told = asyncio.ensure_future(self._until(count))
+        try:
+            await asyncio.wait((task, told), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+                return True
+            return False
+        finally:
+            for each in (task, told):
+                each.cancel()
+            await asyncio.wait((task, told))
+
+
+def _given(flag: str, value: str | None) -> list[str]:
+    return [] if value is None else [flag, value]
+
+
+def _private_folder(folder: Path) -> None:
+    """The folder of the development database, kept out of version control."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ignore = folder / ".gitignore"
+    if not ignore.exists():
+        ignore.write_text("*\n", encoding="utf-8")
+
+
+def _stop_with_parent(descriptor: int) -> None:
+    """Stop cleanly when the process that started this one is gone: its end of the pipe closes."""
+
+    def wait() -> None:
+        while os.read(descriptor, 1):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="perdure-parent", daemon=True).start()
+
+
+def _exit_soon(exit_now: Callable[[int], Any] = os._exit) -> None:
+    """The pod has stopped; a thread of the application that never ends must not keep the process."""
+
+    def cut() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        exit_now(0)
+
+    timer = threading.Timer(LINGER, cut)
+    timer.daemon = True
+    timer.start()

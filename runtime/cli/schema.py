@@ -1,0 +1,28 @@
+"""``perdure migrate``: bring the schema up to this release."""
+
+from __future__ import annotations
+
+from perdure.runtime.cli.options import Db, Schema, client_settings
+from perdure.runtime.cli.output import messages, say
+from perdure.runtime.settings import Settings
+from perdure.storage.connect import database_file, redact
+from perdure.storage.connect import migrate as migrate_database
+
+
+def migrate(db: Db = None, schema: Schema = None) -> None:
+    """Create or update perdure's tables. Safe while pods run, and when several do it at once."""
+    migrate_now(client_settings(db, schema))
+
+
+def migrate_now(settings: Settings) -> None:
+    """Migrate and say what was done; makes the folder of a SQLite file."""
+    url = settings.require_db()
+    file = database_file(url)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    with messages().status(f"migrating {redact(url)}"):
+        before, after = migrate_database(settings.database("perdure migrate"))
+    if before == after:
+        say(f"{redact(url)}: schema version {after}, nothing to do")
+    else:
+        say(f"{redact(url)}: schema version {before or 'none'} -> {after}")
