@@ -1,0 +1,285 @@
+"""The keeper: the thread that keeps a runner's lease and serves its port, whatever user code does (R3).
+
+A daemon thread with an event loop and a database connection of its own. What it knows leaves it as one
+immutable `KeeperState`, swapped by reference and handed to ``on_state`` in the keeper's thread.
+
+    Keeper        runner storage `sql`: renews a lease, looks at the others
+    FixedKeeper   runner storage `memory`: the process is alone behind the file's lock, so its state never changes
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+
+import structlog
+
+from perdure.sharding.lease import LeaseLoop, dead_runners
+from perdure.sharding.runner_port import LoopWatch, RunnerPort
+from perdure.sharding.state import KeeperState, LeaseConfig
+from perdure.storage.clock import Clock, Randomness, SystemRandomness
+from perdure.storage.interface import ClusterStore, RunnerIdentity
+from perdure.storage.model import RunnerRow, Topology
+
+log = structlog.stdlib.get_logger("perdure.sharding")
+
+LAG_LIMIT = 2.0
+"""Seconds a main loop may owe an answer before the runner counts as not ready."""
+
+OnState = Callable[[KeeperState], None]
+
+
+class _KeeperThread(ABC):
+    """The thread, its loop, the port, and the way states leave it."""
+
+    def __init__(
+        self,
+        open_store: Callable[[], ClusterStore],
+        identity: RunnerIdentity,
+        config: LeaseConfig,
+        clock: Clock,
+        on_state: OnState,
+        *,
+        port: RunnerPort | None = None,
+        main_loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        """open_store: makes a new store, called in the keeper's thread. port: bound before the runner registers; its
+        address replaces the identity's. main_loop: whose lag makes the runner not ready; default: not watched."""
+        self.identity = identity
+        self._open_store = open_store
+        self._config = config
+        self._clock = clock
+        self._on_state = on_state
+        self._port = port
+        self._watch = None if main_loop is None else LoopWatch(main_loop, clock)
+        self._state: KeeperState | None = None
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop = asyncio.Event()
+        self._leave = False
+
+    @property
+    def state(self) -> KeeperState:
+        """The newest snapshot; there is one from the return of `start` on."""
+        if self._state is None:
+            raise RuntimeError("the keeper has no state before start() has returned")
+        return self._state
+
+    def start(self) -> None:
+        """Start the thread; return when the runner row exists and has been looked at once.
+
+        Blocks for as long as connecting takes (10 s at most). Raises what went wrong: `InUseError` for a taken port,
+        `ConfigurationError`, `StorageError`; then nothing is left running."""
+        if self._thread is not None:
+            raise RuntimeError("a keeper starts once: make a new one, with a new runner id")
+        booted: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._thread = threading.Thread(
+            target=self._run_thread, args=(booted,), name="perdure-keeper", daemon=True
+        )
+        self._thread.start()
+        booted.result()
+
+    def stop(self, *, leave: bool = True) -> None:
+        """End the thread: leave the cluster (all shards still held are free at once), close the port.
+
+        leave: False goes silently, as a crash does: the lease runs out. Safe to call twice, and before `start`.
+        Blocks for four renewal periods at most, when the database does not answer."""
+        thread = self._thread
+        if thread is None or not thread.is_alive():
+            return
+        self._leave = leave
+        self._in_loop(self._request_stop)
+        thread.join(4 * self._config.renewal)
+        if thread.is_alive():
+            log.warning("the keeper has not ended; its thread is left behind")
+
+    @abstractmethod
+    def look_now(self) -> None:
+        """Thread-safe: look at runners and shards at once, somebody said that they have changed."""
+
+    # ---- in the thread ------------------------------------------------------------------------
+
+    @abstractmethod
+    async def _boot(self) -> None:
+        """Register, and publish the first state."""
+
+    @abstractmethod
+    async def _serve(self) -> None:
+        """What the keeper does until `_stop` is set."""
+
+    @abstractmethod
+    async def _end(self, leave: bool) -> None:
+        """Leave if asked, close the store."""
+
+    def _request_stop(self) -> None:
+        self._stop.set()
+
+    def _run_thread(self, booted: concurrent.futures.Future[None]) -> None:
+        # Never the process's loop policy: the host may have put one there that is for its own loop only.
+        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+            self._loop = runner.get_loop()
+            try:
+                runner.run(self._main(booted))
+            except BaseException as error:
+                if booted.done():
+                    log.exception("the keeper has ended unexpectedly; the lease will run out")
+                else:
+                    booted.set_exception(error)
+
+    async def _main(self, booted: concurrent.futures.Future[None]) -> None:
+        watching: asyncio.Task[None] | None = None
+        try:
+            if self._port is not None:
+                self.identity = replace(self.identity, address=self._port.bind())
+            await self._boot()
+            if self._port is not None:
+                await self._port.serve(self.unready)
+            if self._watch is not None:
+                watching = asyncio.create_task(self._ping(self._watch), name="main-loop-watch")
+            booted.set_result(None)
+            await self._serve()
+            # Declared dead, the port still answers (503) until the runner has drawn its conclusions.
+            await self._stop.wait()
+        finally:
+            if watching is not None:
+                watching.cancel()
+            await self._end(self._leave)
+            if self._port is not None:
+                await self._port.close()
+
+    async def _ping(self, watch: LoopWatch) -> None:
+        while True:
+            watch.ping()
+            await asyncio.sleep(self._config.look)
+
+    def unready(self) -> str | None:
+        """Why /readyz answers 503, None when it answers 200."""
+        state = self._state
+        if state is None:
+            return "the runner has not registered yet"
+        if state.failure is not None:
+            return str(state.failure)
+        if state.reason is not None:
+            return state.reason
+        if not state.trusted(self._clock.monotonic()):
+            return "the runner's lease is not trusted: the last renewal is too long ago"
+        if _row(state.topology, self.identity.runner_id, draining=True):
+            return "the runner is draining"
+        lag = 0.0 if self._watch is None else self._watch.lag()
+        if lag > LAG_LIMIT:
+            return (
+                f"the main loop has not answered for {lag:.1f} s: blocking code belongs in a step"
+            )
+        return None
+
+    def _publish(self, state: KeeperState) -> None:
+        self._state = state
+        # A host loop that is closed already has no use for states; that must not end the lease.
+        with contextlib.suppress(RuntimeError):
+            self._on_state(state)
+
+    def _in_loop(self, call: Callable[[], None]) -> None:
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # closed meanwhile
+                loop.call_soon_threadsafe(call)
+
+
+class Keeper(_KeeperThread):
+    """Keeps the lease of a runner in a cluster (runner storage `sql`); `lease.py` has the protocol."""
+
+    def __init__(
+        self,
+        open_store: Callable[[], ClusterStore],
+        identity: RunnerIdentity,
+        config: LeaseConfig,
+        clock: Clock,
+        on_state: OnState,
+        *,
+        port: RunnerPort | None = None,
+        main_loop: asyncio.AbstractEventLoop | None = None,
+        randomness: Randomness | None = None,
+    ) -> None:
+        super().__init__(
+            open_store, identity, config, clock, on_state, port=port, main_loop=main_loop
+        )
+        self._lease = LeaseLoop(
+            open_store, config, clock, randomness or SystemRandomness(), self._publish
+        )
+
+    def look_now(self) -> None:
+        self._in_loop(self._lease.look_now)
+
+    async def _boot(self) -> None:
+        await self._lease.boot(self.identity)
+
+    async def _serve(self) -> None:
+        await self._lease.run()
+
+    async def _end(self, leave: bool) -> None:
+        await self._lease.end(leave=leave)
+
+    def _request_stop(self) -> None:
+        super()._request_stop()
+        self._lease.stop()
+
+
+class FixedKeeper(_KeeperThread):
+    """For runner storage `memory`: registers, declares everybody else dead, and is trusted for ever.
+
+    The caller holds the database file's lock exclusively, so nobody else judges this runner and it renews nothing.
+    """
+
+    def look_now(self) -> None:
+        """Nothing to see: nobody else may come or go."""
+
+    async def _boot(self) -> None:
+        store = self._open_store()
+        try:
+            await store.open()
+            await store.register(self.identity, self._config.lease)
+            await store.declare_others_dead(self.identity.runner_id)
+            sent = self._clock.monotonic()
+            topology = await store.read_topology()
+        finally:
+            await store.close()
+        self._publish(
+            KeeperState(
+                alive=True,
+                trusted_until=float("inf"),
+                topology=topology,
+                db_offset=topology.db_now - sent,
+                dead=dead_runners(topology),
+                ready=True,
+                looked_at=sent,
+            )
+        )
+
+    async def _serve(self) -> None:
+        await self._stop.wait()
+
+    async def _end(self, leave: bool) -> None:
+        if not leave or self._state is None:
+            return
+        store = self._open_store()
+        try:
+            async with asyncio.timeout(self._config.renewal):
+                await store.open()
+                await store.leave(self.identity.runner_id)
+        except Exception as error:
+            log.warning("the runner could not leave", error=str(error))
+        finally:
+            with contextlib.suppress(Exception):
+                await store.close()
+
+
+def _row(topology: Topology | None, runner_id: int, *, draining: bool) -> RunnerRow | None:
+    rows = () if topology is None else topology.runners
+    return next(
+        (row for row in rows if row.runner_id == runner_id and row.draining is draining), None
+    )

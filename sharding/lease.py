@@ -1,0 +1,324 @@
+"""The lease protocol of one runner: register, renew, look at the others, declare the expired dead.
+
+Runs on whatever event loop calls it; `keeper.py` gives it one of its own, on a thread of its own (R3).
+One database call at a time, on one connection, each with a deadline of one renewal period. A connection
+that failed is thrown away; a new one renews before it does anything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import structlog
+
+from perdure.sharding.patience import Patience
+from perdure.sharding.state import KeeperState, LeaseConfig
+from perdure.storage.clock import Clock, Randomness
+from perdure.storage.errors import (
+    ConflictError,
+    DatabaseUnavailable,
+    InUseError,
+    PerdureError,
+    RunnerDeclaredDead,
+)
+from perdure.storage.interface import ClusterStore, Renewal, RunnerIdentity
+from perdure.storage.model import RunnerRow, Topology
+
+T = TypeVar("T")
+
+log = structlog.stdlib.get_logger("perdure.sharding")
+
+HARDLY = 0.005
+"""Seconds past the moment somebody may be declared dead at which to look."""
+
+
+class LeaseLoop:
+    """One runner's lease. `boot`, then `run` until `stop`, then `end`.
+
+    publish is called with every new state, on the loop that runs this.
+    """
+
+    def __init__(
+        self,
+        open_store: Callable[[], ClusterStore],
+        config: LeaseConfig,
+        clock: Clock,
+        randomness: Randomness,
+        publish: Callable[[KeeperState], None],
+    ) -> None:
+        self._open_store = open_store
+        self._config = config
+        self._clock = clock
+        self._randomness = randomness
+        self._publish = publish
+        self._me: RunnerIdentity | None = None
+        self._store: ClusterStore | None = None
+        self._patience = Patience(renewal=config.renewal, look=config.look)
+        self._renew_at = self._look_at = 0.0
+        self._failures = 0
+        self._stopping = asyncio.Event()
+        self._nudge = asyncio.Event()
+        self.state = KeeperState(
+            alive=True,
+            trusted_until=float("-inf"),
+            topology=None,
+            db_offset=0.0,
+            dead=frozenset(),
+            ready=False,
+            reason="not registered yet",
+        )
+
+    # ---- life ---------------------------------------------------------------------------------
+
+    async def boot(self, me: RunnerIdentity) -> None:
+        """Connect, insert the runner row, look once. Raises what went wrong; nothing is tried twice."""
+        store = self._open_store()
+        try:
+            await store.open()  # bounds itself, and says what to check
+            sent = self._clock.monotonic()
+            await self._bounded(store.register(me, self._config.lease))
+            self._me, self._store = me, store
+            self._renewed(sent)
+            await self._look()
+        except BaseException:
+            self._store = None
+            with contextlib.suppress(Exception):
+                await self._bounded(store.close())
+            raise
+
+    async def run(self) -> None:
+        """Renew and look until `stop`, or until this runner is declared dead. Never raises for the database's sake."""
+        while self.state.alive and not self._stopping.is_set():
+            try:
+                await self._step()
+            except RunnerDeclaredDead:
+                self._declared_dead()
+            except Exception as error:
+                await self._failed(error)
+
+    def look_now(self) -> None:
+        """Look at once: somebody said that runners or shards have changed."""
+        self._look_at = float("-inf")
+        self._nudge.set()
+
+    def stop(self) -> None:
+        """Let `run` return after the call it is in."""
+        self._stopping.set()
+        self._nudge.set()
+
+    async def end(self, *, leave: bool) -> None:
+        """Leave the cluster if asked and still possible (else the lease runs out), and close."""
+        store, self._store = self._store, None
+        if store is None:
+            return
+        try:
+            if leave and self.state.alive and self._me is not None:
+                await self._bounded(store.leave(self._me.runner_id))
+        except Exception as error:
+            log.warning("the runner could not leave; its lease will run out", error=str(error))
+        finally:
+            with contextlib.suppress(Exception):
+                await self._bounded(store.close())
+
+    # ---- one step -----------------------------------------------------------------------------
+
+    async def _step(self) -> None:
+        if self._store is None:
+            await self._reconnect()
+            return
+        now = self._clock.monotonic()
+        if now >= self._renew_at:
+            await self._renew(self._store)
+        elif now >= self._look_at:
+            await self._look()
+        else:
+            await self._pause(self._nudge, min(self._renew_at, self._look_at) - now)
+            self._nudge.clear()
+
+    async def _reconnect(self) -> None:
+        store = self._open_store()
+        try:
+            await self._bounded(store.open())
+            await self._renew(store)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                await self._bounded(store.close())
+            raise
+        self._store = store
+        self._look_at = float("-inf")
+
+    async def _renew(self, store: ClusterStore) -> None:
+        assert self._me is not None
+        sent = self._clock.monotonic()
+        renewal = await self._bounded(store.renew(self._me.runner_id, self._config.lease))
+        if renewal.alive:
+            self._renewed(sent, renewal)
+        else:
+            self._declared_dead()
+
+    def _renewed(self, sent: float, renewal: Renewal | None = None) -> None:
+        """Trust counts from the sending: the database can only have given the lease later than that."""
+        self._renew_at = sent + self._config.renewal
+        if self._failures:
+            log.info("the database is back", after_failures=self._failures)
+            self._failures = 0
+        offset = self.state.db_offset
+        if renewal is not None:
+            offset = self._offset(sent, renewal.db_now)
+        self._set(
+            trusted_until=sent + self._config.trust, db_offset=offset, ready=True, reason=None
+        )
+
+    async def _look(self) -> None:
+        assert self._store is not None
+        sent = self._clock.monotonic()
+        topology = await self._bounded(self._store.read_topology())
+        answered = self._clock.monotonic()
+        self._look_at = answered + self._config.look
+        self._patience.observe(topology.runners, sent=sent, answered=answered)
+        mine = self._my_row(topology)
+        if mine is None or mine.dead:
+            self._declared_dead()
+            return
+        fallen = await self._declare_expired(topology)
+        if fallen:
+            topology = replace(
+                topology,
+                runners=[
+                    replace(row, dead=True) if row.runner_id in fallen else row
+                    for row in topology.runners
+                ],
+            )
+        self._plan_next_look(topology, answered)
+        self._set(
+            topology=topology,
+            looked_at=sent,
+            db_offset=self._offset(sent, topology.db_now, answered),
+            dead=dead_runners(topology),
+            failure=self.state.failure or self._name_clash(topology, mine),
+        )
+
+    async def _declare_expired(self, topology: Topology) -> set[int]:
+        """Declare dead whom the database's clock and our patience let us. Those who are."""
+        assert self._store is not None
+        fallen: set[int] = set()
+        for row in self._patience.expired(topology):
+            if self._is_me(row):
+                continue
+            if await self._bounded(self._store.declare_dead(row.runner_id, row.renew_count)):
+                fallen.add(row.runner_id)
+                log.warning(
+                    "runner declared dead",
+                    runner=row.runner_id,
+                    replica=row.replica_id,
+                    address=row.address,
+                    expired_for=round(topology.db_now - row.expires_at, 3),
+                )
+        return fallen
+
+    def _plan_next_look(self, topology: Topology, answered: float) -> None:
+        """Look again after the usual period, or just when a silent runner's time is up."""
+        assert self._me is not None
+        wait = self._patience.next_judgement(topology, self._me.runner_id)
+        if wait is not None:
+            self._look_at = min(self._look_at, answered + wait + HARDLY)
+
+    def _name_clash(self, topology: Topology, mine: RunnerRow) -> InUseError | None:
+        """An older runner with my replica id that goes on renewing is another live process: I am the one too many.
+
+        A restarted pod's predecessor is silent, and a draining one is on its way out.
+        """
+        for row in topology.runners:
+            if row.replica_id != mine.replica_id or self._is_me(row) or row.dead or row.draining:
+                continue
+            older = (row.started_at, row.runner_id) < (mine.started_at, mine.runner_id)
+            if older and self._patience.renewing_after(row, self._config.lease):
+                return InUseError(
+                    f"replica id {mine.replica_id!r} is used by two live processes, at {row.address} and "
+                    f"here at {mine.address}: give each its own (POD_NAME or PERDURE_REPLICA_ID); "
+                    "this one, started later, stops"
+                )
+        return None
+
+    # ---- when things fail ---------------------------------------------------------------------
+
+    async def _failed(self, error: Exception) -> None:
+        self._failures += 1
+        reason = f"the database does not answer: {str(error) or type(error).__name__}"
+        if self._failures == 1:
+            log.warning(
+                "lost the database; trying again until it is back",
+                error=reason,
+                exc_info=not isinstance(error, PerdureError),
+            )
+        if not isinstance(error, ConflictError):
+            # A connection that may be cut is never used again, and whoever was silent while nobody could renew
+            # is heard anew.
+            store, self._store = self._store, None
+            self._patience.restart()
+            self._set(ready=False, reason=reason)
+            if store is not None:
+                with contextlib.suppress(Exception):
+                    await self._bounded(store.close())
+        delay = backoff(self._failures, self._config.renewal, self._randomness.fraction())
+        await self._pause(self._stopping, delay)
+
+    def _declared_dead(self) -> None:
+        log.error("this runner was declared dead; it writes nothing any more", runner=self._me)
+        self._set(
+            alive=False,
+            ready=False,
+            trusted_until=float("-inf"),
+            reason="this runner was declared dead",
+        )
+
+    async def _bounded(self, call: Coroutine[Any, Any, T]) -> T:
+        """A database call with the keeper's deadline of one renewal period."""
+        try:
+            async with asyncio.timeout(self._config.renewal):
+                return await call
+        except TimeoutError as error:
+            raise DatabaseUnavailable(
+                f"no answer within {self._config.renewal:g} s (one renewal period)"
+            ) from error
+
+    # ---- small things -------------------------------------------------------------------------
+
+    def _set(self, **changes: Any) -> None:
+        self.state = replace(self.state, **changes)
+        self._publish(self.state)
+
+    def _offset(self, sent: float, db_now: float, answered: float | None = None) -> float:
+        """The database answered somewhere between sending and answer: take the middle."""
+        return db_now - (sent + (answered or self._clock.monotonic())) / 2
+
+    def _is_me(self, row: RunnerRow) -> bool:
+        return self._me is not None and row.runner_id == self._me.runner_id
+
+    def _my_row(self, topology: Topology) -> RunnerRow | None:
+        return next((row for row in topology.runners if self._is_me(row)), None)
+
+    @staticmethod
+    async def _pause(until: asyncio.Event, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(until.wait(), seconds)
+
+
+def backoff(failures: int, renewal: float, fraction: float) -> float:
+    """Seconds before the next try: 50 ms doubled each time up to a quarter of a renewal (1 s at most), ± 50 %.
+
+    Short, because all runners must be back before the most patient observer could take them for silent.
+    """
+    longest = min(1.0, renewal / 4)
+    return float(min(longest, 0.05 * 2 ** min(failures - 1, 10)) * (0.5 + fraction))
+
+
+def dead_runners(topology: Topology) -> frozenset[int]:
+    """Runners that can never write again: declared dead, or named by a shard but without a row any more."""
+    known = {row.runner_id for row in topology.runners}
+    gone = {shard.runner_id for shard in topology.shards if shard.runner_id is not None} - known
+    return frozenset(gone | {row.runner_id for row in topology.runners if row.dead})

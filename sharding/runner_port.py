@@ -1,0 +1,177 @@
+"""The runner port: probes and status over HTTP, served by the keeper's loop so that user code cannot block it (R3).
+
+/livez    200 as long as the keeper's loop runs: a restart would not cure anything else
+/readyz   200 while the lease is trusted and the main loop answers, else 503 and the reason in one line
+/status   what the runner says of itself, as JSON
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import socket
+from collections.abc import Callable, Mapping
+
+import structlog
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from perdure.storage.clock import Clock
+from perdure.storage.errors import ConfigurationError, InUseError
+
+log = structlog.stdlib.get_logger("perdure.sharding")
+
+
+class LoopWatch:
+    """Whether another thread's event loop still answers. `ping` and `lag` are called from the watching thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
+        self._loop = loop
+        self._clock = clock
+        self._asked_at: float | None = None
+
+    def ping(self) -> None:
+        """Ask the loop for an answer, unless one is still owed."""
+        if self._asked_at is None:
+            self._asked_at = self._clock.monotonic()
+            with contextlib.suppress(RuntimeError):  # a closed loop never answers
+                self._loop.call_soon_threadsafe(self._answer)
+
+    def lag(self) -> float:
+        """Seconds an answer has been owed for; 0.0 when none is."""
+        asked_at = self._asked_at
+        return 0.0 if asked_at is None else self._clock.monotonic() - asked_at
+
+    def _answer(self) -> None:
+        self._asked_at = None
+
+
+class RunnerPort:
+    """One listening socket and its server. `bind` first, then `serve` on the keeper's loop until `close`."""
+
+    def __init__(
+        self,
+        *,
+        host: str,
+        port: int,
+        status: Callable[[], Mapping[str, object]],
+        advertise: str | None = None,
+    ) -> None:
+        """host: the address to listen on. port: 0 takes any free one. advertise: the host others reach it by,
+        default the same. status: what /status shows; called on the keeper's thread, so it reads snapshots only."""
+        self._host = host
+        self._port = port
+        self._advertise = advertise or host
+        self._status = status
+        self._socket: socket.socket | None = None
+        self._server: uvicorn.Server | None = None
+
+    def bind(self) -> str:
+        """Take the port and return the address that others use, ``host:port``; once bound, only the latter.
+
+        Raises `InUseError` when somebody has the port, `ConfigurationError` for a host that is not this machine's.
+        """
+        if self._socket is not None:
+            return self.address
+        try:
+            found = socket.getaddrinfo(
+                self._host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            family, _, _, _, place = found[0]
+            listening = socket.socket(family, socket.SOCK_STREAM)
+        except OSError as error:
+            raise ConfigurationError(self._cannot_listen(error)) from error
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(place)
+            listening.listen(128)
+        except OSError as error:
+            listening.close()
+            if error.errno == errno.EADDRINUSE:
+                raise InUseError(
+                    f"port {self._port} on {self._host} is taken by another process: stop that one, or choose "
+                    "another with PERDURE_RUNNER_PORT (0 takes any free port)"
+                ) from error
+            raise ConfigurationError(self._cannot_listen(error)) from error
+        listening.setblocking(False)
+        self._socket = listening
+        return self.address
+
+    @property
+    def address(self) -> str:
+        """``host:port`` as others use it; the real port once bound."""
+        port = self._port if self._socket is None else self._socket.getsockname()[1]
+        host = f"[{self._advertise}]" if ":" in self._advertise else self._advertise
+        return f"{host}:{port}"
+
+    async def serve(self, unready: Callable[[], str | None]) -> None:
+        """Begin to serve, on the running loop. unready: why the runner is not ready, None when it is."""
+        if self._socket is None:
+            self.bind()
+        assert self._socket is not None
+        config = uvicorn.Config(
+            self._app(unready),
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+        )
+        config.load()
+        # Only the listening half of uvicorn: its `serve` would also want the process's signals, wake up ten times
+        # a second, and write lines that look like those of an application's own server.
+        server = uvicorn.Server(config)
+        server.lifespan = config.lifespan_class(config)
+        await server.startup([self._socket])
+        self._server = server
+
+    async def close(self) -> None:
+        """Stop listening. Safe to call twice, and before `serve`."""
+        server, listening = self._server, self._socket
+        self._server = self._socket = None
+        if server is not None:
+            for listener in server.servers:
+                listener.close()
+            for connection in list(server.server_state.connections):
+                connection.shutdown()
+        if listening is not None:
+            listening.close()
+
+    def _cannot_listen(self, error: OSError) -> str:
+        return (
+            f"cannot listen on {self._host}:{self._port}: {error.strerror}; PERDURE_RUNNER_HOST (or POD_IP) must be "
+            "an address of this machine and PERDURE_RUNNER_PORT a port it may use"
+        )
+
+    def _app(self, unready: Callable[[], str | None]) -> Starlette:
+        async def livez(request: Request) -> Response:
+            return PlainTextResponse("ok\n")
+
+        async def readyz(request: Request) -> Response:
+            reason = unready()
+            if reason is None:
+                return PlainTextResponse("ok\n")
+            return PlainTextResponse(f"{reason}\n", status_code=503)
+
+        async def status(request: Request) -> Response:
+            try:
+                text = json.dumps(dict(self._status()), default=str)
+            except Exception as error:
+                log.exception("the runner could not tell its status")
+                return PlainTextResponse(f"status failed: {error!r}\n", status_code=500)
+            return Response(text, media_type="application/json")
+
+        return Starlette(
+            routes=[
+                Route("/livez", livez),
+                Route("/readyz", readyz),
+                Route("/status", status),
+            ]
+        )
