@@ -1,0 +1,189 @@
+"""`ClusterStore` on SQLite. Its calls go ahead of what is queued: a lease must not wait for a batch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from perdure.storage.clock import from_micros, to_micros
+from perdure.storage.errors import ConfigurationError
+from perdure.storage.interface import ClusterStore, Renewal, RunnerIdentity
+from perdure.storage.model import SLOTS, Meta, RunnerRow, ShardHold, ShardRow, Topology
+from perdure.storage.sqlite.transaction import Row, Transaction, as_list, storable
+from perdure.storage.sqlite.worker import Work
+
+if TYPE_CHECKING:
+    from perdure.storage.sqlite.database import SqliteDatabase
+
+T = TypeVar("T")
+
+
+class SqliteClusterStore(ClusterStore):
+    """What runners say to each other; see `ClusterStore`."""
+
+    def __init__(self, database: SqliteDatabase) -> None:
+        self._database = database
+        self._open = False
+        self.capabilities = database.capabilities
+
+    async def open(self) -> Meta:
+        if not self._open:
+            await self._database.open()
+            self._open = True
+        try:
+            return await self._database.read_meta()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        if self._open:
+            self._open = False
+            await self._database.close()
+
+    async def _write(self, work: Work[T]) -> T:
+        return await self._database.writer.write(work, urgent=True)
+
+    async def agree(self, *, shard_count: int, lock_mode: str) -> Meta:
+        await self._write(lambda tx: agree(tx, shard_count, lock_mode))
+        return await self._database.read_meta()
+
+    async def register(self, me: RunnerIdentity, lease: float) -> None:
+        await self._write(lambda tx: register(tx, me, lease))
+
+    async def renew(self, runner_id: int, lease: float) -> Renewal:
+        return await self._write(lambda tx: renew(tx, runner_id, lease))
+
+    async def set_draining(self, runner_id: int) -> None:
+        await self._write(lambda tx: tx.run("set_draining", {"runner_id": runner_id}))
+
+    async def read_topology(self) -> Topology:
+        return await self._database.reader.read(read_topology, urgent=True)
+
+    async def declare_dead(self, runner_id: int, renew_count: int) -> bool:
+        return await self._write(lambda tx: declare_dead(tx, runner_id, renew_count))
+
+    async def declare_others_dead(self, runner_id: int) -> Sequence[int]:
+        return await self._write(
+            lambda tx: sorted(
+                row[0] for row in tx.rows("declare_others_dead", {"runner_id": runner_id})
+            )
+        )
+
+    async def take_shards(
+        self, runner_id: int, shard_ids: Sequence[int], dead: Sequence[int]
+    ) -> Sequence[ShardHold]:
+        return await self._write(lambda tx: take_shards(tx, runner_id, shard_ids, dead))
+
+    async def release_shards(self, runner_id: int, holds: Sequence[ShardHold]) -> None:
+        pairs = as_list([hold.shard_id, hold.epoch] for hold in holds)
+        await self._write(
+            lambda tx: tx.run("release_shards", {"runner_id": runner_id, "holds": pairs})
+        )
+
+    async def leave(self, runner_id: int) -> None:
+        await self._write(lambda tx: leave(tx, runner_id))
+
+    async def delete_dead_runners(self, before: float) -> int:
+        return await self._write(
+            lambda tx: len(tx.rows("delete_dead_runners", {"before": to_micros(before)}))
+        )
+
+
+def agree(tx: Transaction, shard_count: int, lock_mode: str) -> None:
+    """The first to come writes the topology; whoever wants another one later must not boot."""
+    if not 1 <= shard_count <= SLOTS:
+        raise ConfigurationError(
+            f"a cluster has 1 to {SLOTS} shards, not {shard_count}: change PERDURE_SHARDS"
+        )
+    known: dict[str, str | None] = dict(tx.rows("meta.read"))
+    stored = known.get("shard_count")
+    if not stored:
+        edges = [shard * SLOTS // shard_count for shard in range(shard_count + 1)]
+        ranges = ((shard, edges[shard], edges[shard + 1] - 1) for shard in range(shard_count))
+        tx.many("agree.shard", ranges)
+        tx.run("meta.write", {"key": "shard_count", "value": str(shard_count)})
+        tx.run("meta.write", {"key": "lock_mode", "value": lock_mode})
+        return
+    if int(stored) != shard_count:
+        raise ConfigurationError(
+            f"this cluster has {stored} shards, not {shard_count}: set PERDURE_SHARDS={stored}"
+        )
+    if known.get("lock_mode") != lock_mode:
+        raise ConfigurationError(
+            f"this cluster holds its shards by lock mode {known.get('lock_mode')!r}, not {lock_mode!r}: "
+            f"set PERDURE_SHARD_LOCK={known.get('lock_mode')}"
+        )
+
+
+def _lease_end(tx: Transaction, lease: float) -> int:
+    return tx.now + round(lease * 1_000_000)
+
+
+def register(tx: Transaction, me: RunnerIdentity, lease: float) -> None:
+    what = f"runner {me.runner_id}: its identity"
+    values = {
+        "runner_id": me.runner_id,
+        "replica_id": storable(me.replica_id, what),
+        "address": storable(me.address, what),
+        "workflows": json.dumps(list(me.workflows)),
+        "info": json.dumps(dict(me.info)),
+        "now": tx.now,
+        "expires_at": _lease_end(tx, lease),
+    }
+    tx.run("register", values)
+
+
+def renew(tx: Transaction, runner_id: int, lease: float) -> Renewal:
+    tx.run("renew", {"runner_id": runner_id, "expires_at": _lease_end(tx, lease)})
+    return Renewal(not is_dead(tx, runner_id), from_micros(tx.now))
+
+
+def is_dead(tx: Transaction, runner_id: int) -> bool:
+    """A row that is gone was dead before it was deleted."""
+    row = tx.row("runner_alive", {"runner_id": runner_id})
+    return row is None or bool(row[0])
+
+
+def declare_dead(tx: Transaction, runner_id: int, renew_count: int) -> bool:
+    tx.run("declare_dead", {"runner_id": runner_id, "renew_count": renew_count, "now": tx.now})
+    return is_dead(tx, runner_id)
+
+
+def take_shards(
+    tx: Transaction, runner_id: int, shard_ids: Sequence[int], dead: Sequence[int]
+) -> list[ShardHold]:
+    values = {"runner_id": runner_id, "shard_ids": as_list(shard_ids), "dead": as_list(dead)}
+    return [ShardHold(*row) for row in sorted(tx.rows("take_shards", values))]
+
+
+def leave(tx: Transaction, runner_id: int) -> None:
+    tx.run("leave.shards", {"runner_id": runner_id})
+    tx.run("leave.runner", {"runner_id": runner_id})
+
+
+def read_topology(tx: Transaction) -> Topology:
+    runners = tuple(_runner(row) for row in tx.rows("read_topology.runners"))
+    shards = tuple(ShardRow(*row) for row in tx.rows("read_topology.shards"))
+    return Topology(runners, shards, from_micros(tx.now))
+
+
+def _runner(row: Row) -> RunnerRow:
+    (runner_id, replica_id, address, started_at, expires_at, renew_count, dead, draining, *rest) = (
+        row
+    )
+    workflows, placement_version, info = rest
+    return RunnerRow(
+        runner_id=runner_id,
+        replica_id=replica_id,
+        address=address,
+        started_at=from_micros(started_at),
+        expires_at=from_micros(expires_at),
+        renew_count=renew_count,
+        dead=bool(dead),
+        draining=bool(draining),
+        workflows=tuple(json.loads(workflows)),
+        placement_version=placement_version,
+        info=json.loads(info),
+    )

@@ -1,0 +1,89 @@
+-- name: runner_alive
+select dead from perdure_runners where runner_id = :runner_id
+
+-- name: claim_runs.shards
+-- The shards that are really mine under the epoch I know, in the order given.
+select s.shard_id, s.epoch, s.slot_lo, s.slot_hi
+  from (select key as place, value->>0 as shard_id, value->>1 as epoch from json_each(:holds)) h
+  join perdure_shards s on s.shard_id = h.shard_id and s.epoch = h.epoch and s.runner_id = :runner_id
+ order by h.place
+
+-- name: claim_runs.due
+-- The correlated subquery looks into one bucket after the other, in due order, and never reads past its limit.
+select w.run_id, b.shard_id, b.epoch, f.status, f.runner_id
+  from (select key as place, value->>0 as shard_id, value->>1 as epoch, value->>2 as slot_lo, value->>3 as slot_hi
+          from json_each(:buckets)) b
+ cross join perdure_wakes w on w.run_id in (
+       select d.run_id
+         from perdure_wakes d
+         join perdure_fences f on f.run_id = d.run_id
+        where d.slot >> 8 = b.slot_lo >> 8 and d.slot between b.slot_lo and b.slot_hi
+          and d.wake_at is not null and d.wake_at <= :horizon and d.wake_at >= :floor and d.hold is null
+          and f.status in ('pending', 'suspended') and f.epoch <= b.epoch
+          and f.workflow in (select value from json_each(:workflows))
+        order by d.wake_at
+        limit :per_shard)
+  join perdure_fences f on f.run_id = w.run_id
+ limit :limit
+
+-- name: claim_runs.orphans
+-- Running, but not in anybody's memory: their runner is dead, or it is me and I do not have them.
+select f.run_id, b.shard_id, b.epoch, f.status, f.runner_id
+  from (select value->>0 as shard_id, value->>1 as epoch, value->>2 as slot_lo, value->>3 as slot_hi
+          from json_each(:buckets)) b
+ cross join perdure_fences f on f.slot between b.slot_lo and b.slot_hi
+  join perdure_wakes w on w.run_id = f.run_id
+ where f.status = 'running' and f.epoch <= b.epoch and w.hold is null
+   and f.claim_id not in (select value from json_each(:in_memory))
+   and f.workflow in (select value from json_each(:workflows))
+   and (f.runner_id = :runner_id or exists (select 1 from perdure_runners r where r.runner_id = f.runner_id and r.dead))
+ limit :limit
+
+-- name: claim_runs.fence
+-- A claim: a fresh random id, the shard's epoch, revision + 1. Entered is entered once.
+update perdure_fences as f
+   set status = 'running', reason = null, claim_id = c.claim_id, epoch = c.epoch, revision = f.revision + 1,
+       runner_id = :runner_id, claimed_at = :now, entered_at = coalesce(f.entered_at, :now),
+       reclaim_count = f.reclaim_count + c.involuntary
+  from (select value->>0 as run_id, value->>1 as claim_id, value->>2 as epoch, value->>3 as involuntary
+          from json_each(:claims)) c
+ where f.run_id = c.run_id and f.epoch <= c.epoch
+
+-- name: claim_runs.wake
+update perdure_wakes
+   set wake_at = null
+ where run_id in (select value->>0 from json_each(:claims)) and wake_at <= :horizon
+
+-- name: claim_runs.read
+select f.run_id, f.slot, f.claim_id, f.epoch, f.revision, f.next_seq, f.entered_at, f.reclaim_count, w.wake_seq,
+       r.workflow, r.version, r.payload, r.payload_format, r.seed, r.created_at, r.source, r.parent_id, r.trace
+  from json_each(:claims) c
+  join perdure_fences f on f.run_id = c.value->>0 and f.claim_id = c.value->>1
+  join perdure_wakes w on w.run_id = f.run_id
+  join perdure_runs r on r.run_id = f.run_id
+ order by f.run_id
+
+-- name: due_in_memory.look
+-- Of the runs in my memory: news = more mail than I have seen; stale = due, but there is nothing new.
+select w.run_id, w.wake_seq > i.seen as news
+  from (select value->>0 as run_id, value->>1 as seen from json_each(:seen)) i
+  join perdure_wakes w on w.run_id = i.run_id
+  join perdure_fences f on f.run_id = w.run_id
+ where w.wake_seq > i.seen or (w.wake_seq = i.seen and w.wake_at <= :now and f.status = 'running')
+
+-- name: due_in_memory.clear
+-- Only of a running run: the wake_at of a parked one is its timer.
+update perdure_wakes as w
+   set wake_at = null
+  from (select value->>0 as run_id, value->>1 as seen from json_each(:seen)) i
+  join perdure_fences f on f.run_id = i.run_id and f.status = 'running'
+ where w.run_id = i.run_id and w.wake_seq = i.seen and w.wake_at <= :now
+
+-- name: upcoming
+select w.run_id, w.slot, w.wake_at
+  from (select value->>0 as slot_lo, value->>1 as slot_hi from json_each(:buckets)) b
+ cross join perdure_wakes w on w.slot >> 8 = b.slot_lo >> 8 and w.slot between b.slot_lo and b.slot_hi
+  join perdure_fences f on f.run_id = w.run_id
+ where w.wake_at is not null and w.wake_at < :until and w.hold is null and f.status = 'suspended'
+ order by w.wake_at
+ limit :limit

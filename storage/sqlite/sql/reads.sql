@@ -1,0 +1,46 @@
+-- name: read_journals
+select s.run_id, s.seq, s.kind, s.step_key, s.at, s.status, s.attempt, s.input_hash, s.input, s.output, s.error,
+       s.started_at, s.format
+  from json_each(:run_ids) i
+  join perdure_steps s on s.run_id = i.value
+ order by s.run_id, s.seq
+
+-- name: read_run
+-- The lists and look-ups of people add their conditions to this one.
+select r.run_id, r.workflow, r.version, coalesce(f.status, r.status) as status, r.slot, r.source, r.created_at,
+       r.payload, r.payload_format, coalesce(f.entered_at, r.started_at) as started_at, r.finished_at, r.result, r.error,
+       coalesce(f.reason, r.reason) as reason, w.wake_at, w.hold, f.runner_id, f.claim_id, f.epoch,
+       coalesce(f.reclaim_count, 0) as reclaim_count,
+       coalesce(f.next_seq, (select 1 + max(s.seq) from perdure_steps s where s.run_id = r.run_id), 1) as next_seq,
+       (select count(*) from perdure_messages m where m.run_id = r.run_id and m.consumed_seq is null) as unread,
+       r.parent_id, r.tenant, r.trace, r.subject, r.tags
+  from perdure_runs r
+  left join perdure_fences f on f.run_id = r.run_id
+  left join perdure_wakes w on w.run_id = r.run_id
+
+-- name: count_runs
+select status, count(*) from perdure_fences group by status
+
+-- name: read_events
+select type, at, detail
+  from perdure_run_timeline
+ where run_id = :run_id
+ order by at, seq is null, seq, event_id is null, event_id
+
+-- name: delete_finished.pick
+select run_id from perdure_runs
+ where finished_at is not null and finished_at < :before
+ order by finished_at
+ limit :limit
+
+-- name: delete_finished.steps
+delete from perdure_steps where run_id in (select value from json_each(:run_ids))
+
+-- name: delete_finished.events
+delete from perdure_run_events where run_id in (select value from json_each(:run_ids))
+
+-- name: delete_finished.messages
+delete from perdure_messages where run_id in (select value from json_each(:run_ids))
+
+-- name: delete_finished.runs
+delete from perdure_runs where run_id in (select value from json_each(:run_ids))
