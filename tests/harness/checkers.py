@@ -335,10 +335,12 @@ def final_statuses(rows: Sequence[AuditRow]) -> dict[str, str]:
     return found
 
 
-def committed_steps(rows: Sequence[AuditRow]) -> Counter[tuple[str, str]]:
-    """(run_id, step_key) → number of step entries committed, for the side log's checker."""
-    return Counter(
-        (row.run_id or "", row.step_key or "")
-        for row in rows
-        if row.table == "steps" and row.op == "I" and row.kind == "step"
-    )
+def accounted_executions(rows: Sequence[AuditRow]) -> Counter[tuple[str, str]]:
+    """(run_id, step_key) → how many executions the journal accounts for: the highest attempt number
+    among the entries of that step, whether it failed or succeeded. For the side log's checker."""
+    found: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        if row.table == "steps" and row.op == "I" and row.kind in ("step", "attempt"):
+            place = (row.run_id or "", row.step_key or "")
+            found[place] = max(found[place], row.attempt or 1)
+    return found

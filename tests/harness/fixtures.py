@@ -1,13 +1,25 @@
-"""Pytest fixtures: a server for the session, a fresh database for each test."""
+"""Pytest fixtures: a server for the session, a fresh database for each test.
+
+                empty           with perdure's tables     … and the witness (see ``audit``)
+PostgreSQL      postgres_url    migrated_postgres_url     audited_postgres_url
+SQLite          sqlite_url      migrated_sqlite_url       audited_sqlite_url
+each in turn    db_url          migrated_url              audited_url
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from perdure.storage.connect import DatabaseSettings, migrate
+
+from .audit import install_audit_now
 from .postgres import MISSING, PrivatePostgres, find_binaries
+
+ENGINES = ["postgres", "sqlite"]
 
 
 @pytest.fixture(scope="session")
@@ -19,14 +31,14 @@ def postgres() -> Iterator[PrivatePostgres]:
         yield server
 
 
+# ---- empty ------------------------------------------------------------------------------------
+
+
 @pytest.fixture
 def postgres_url(postgres: PrivatePostgres) -> Iterator[str]:
     """The URL of a fresh, empty database on the private server; dropped after the test."""
-    postgres.start()  # a test before this one may have left the server down
-    name = postgres.create_database()
-    yield postgres.url(name)
-    postgres.start()
-    postgres.drop_database(name)
+    with _database(postgres) as url:
+        yield url
 
 
 @pytest.fixture
@@ -35,8 +47,82 @@ def sqlite_url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'perdure.db'}"
 
 
-@pytest.fixture(params=["postgres", "sqlite"])
+@pytest.fixture(params=ENGINES)
 def db_url(request: pytest.FixtureRequest) -> str:
     """The URL of a fresh, empty database on each engine in turn."""
-    url: str = request.getfixturevalue(f"{request.param}_url")
+    return _chosen(request, "{}_url")
+
+
+# ---- with the tables --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def migrated_postgres_url(postgres: PrivatePostgres) -> Iterator[str]:
+    with _database(postgres, _migrated_template(postgres)) as url:
+        yield url
+
+
+@pytest.fixture
+def migrated_sqlite_url(sqlite_url: str) -> str:
+    _migrate(sqlite_url)
+    return sqlite_url
+
+
+@pytest.fixture(params=ENGINES)
+def migrated_url(request: pytest.FixtureRequest) -> str:
+    """The URL of a database with perdure's tables, none of them filled, on each engine in turn."""
+    return _chosen(request, "migrated_{}_url")
+
+
+# ---- with the tables and the witness ----------------------------------------------------------
+
+
+@pytest.fixture
+def audited_postgres_url(postgres: PrivatePostgres) -> Iterator[str]:
+    def prepare(url: str) -> None:
+        _migrate(url)
+        install_audit_now(url)
+
+    postgres.start()
+    with _database(postgres, postgres.template("perdure_audited", prepare)) as url:
+        yield url
+
+
+@pytest.fixture
+def audited_sqlite_url(migrated_sqlite_url: str) -> str:
+    install_audit_now(migrated_sqlite_url)
+    return migrated_sqlite_url
+
+
+@pytest.fixture(params=ENGINES)
+def audited_url(request: pytest.FixtureRequest) -> str:
+    """The same as ``migrated_url`` with the audit triggers installed."""
+    return _chosen(request, "audited_{}_url")
+
+
+# ---- inside -----------------------------------------------------------------------------------
+
+
+def _chosen(request: pytest.FixtureRequest, pattern: str) -> str:
+    url: str = request.getfixturevalue(pattern.format(request.param))
     return url
+
+
+def _migrate(url: str) -> None:
+    migrate(DatabaseSettings(url))
+
+
+def _migrated_template(server: PrivatePostgres) -> str:
+    server.start()
+    return server.template("perdure_migrated", _migrate)
+
+
+@contextmanager
+def _database(server: PrivatePostgres, template: str | None = None) -> Iterator[str]:
+    server.start()  # a test before this one may have left the server down
+    name = server.create_database(template=template)
+    try:
+        yield server.url(name)
+    finally:
+        server.start()
+        server.drop_database(name)

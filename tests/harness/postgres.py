@@ -218,6 +218,7 @@ class PrivatePostgres:
         """
         with self._templates.setdefault(name, threading.Lock()):
             if name not in self._ready_templates:
+                self.drop_database(name)  # what an earlier, failed preparation left
                 self.create_database(name=name)
                 prepare(self.url(name))
                 self._ready_templates.add(name)

@@ -12,9 +12,9 @@ import pytest
 from perdure.storage import schema
 from tests.harness.audit import AuditRow, install_audit_now, read_history
 from tests.harness.checkers import (
+    accounted_executions,
     check_history,
     claim_chains,
-    committed_steps,
     final_statuses,
 )
 from tests.harness.postgres import PrivatePostgres, in_own_loop
@@ -130,7 +130,7 @@ async def test_a_correct_history_has_no_violation(audited: Audited) -> None:
     assert check_history(rows) == []
     assert claim_chains(rows) == {"r": [(11, 1), (12, 1), (13, 2)]}
     assert final_statuses(rows) == {"r": "succeeded"}
-    assert committed_steps(rows) == {("r", f"/s{n}"): 1 for n in (1, 2, 3, 4)}
+    assert accounted_executions(rows) == {("r", f"/s{n}"): 1 for n in (1, 2, 3, 4)}
     fences = [row for row in rows if row.table == "fences"]
     assert [row.revision for row in fences] == [0, 1, 2, 3, 4, 5, 6, 7, None]
     assert [row.old_claim_id for row in fences] == [None, None, 11, 11, None, 12, 12, 13, 13]
