@@ -1,0 +1,757 @@
+"""One run's body: a pure function of its journal (R14).
+
+Live and replay are one code path. The loop turns until it is quiescent; then exactly one entry is delivered, the
+next recorded one or, once the journal is used up, one made of what has arrived; then the loop turns again. A call
+of a step only registers. Steps start, and the mailbox is looked at, when the journal is used up and nothing more
+can be delivered: a call without an entry may be abandoned by a later entry.
+
+What may be delivered live, in this order: messages sent before the first due timer, that timer, other wanted
+messages, results of steps. A result is delivered from its recorded text, exactly as a replay will do it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import heapq
+import itertools
+import json
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from perdure.runtime.body.errors import JournalMismatch, RefusedInBody
+from perdure.runtime.body.loop import END_OF_TIME, RunLoop, Timer, log
+from perdure.runtime.body.mail import Mail, OpenWait, Wanted
+from perdure.runtime.body.mismatch import ended_early, not_awaited, other_input
+from perdure.runtime.body.port import BodyPort, Ending, Idle, MessageWait, StepCall
+from perdure.runtime.body.unwinding import Forever, position
+from perdure.storage.clock import from_micros, to_instant, to_micros
+from perdure.storage.model import Entry, EntryKind, Message, Reason, RunEvent
+
+CANCEL_TEXT = "the run was cancelled"
+
+_LONGEST_ALARM = 3600.0
+_SLICES_UNTIL_WARNING = 2000
+
+
+@dataclass(eq=False, slots=True)
+class StepWait:
+    """A step the body waits for. attempt, retry_at: of the next attempt, after failed ones that were recorded.
+
+    barrier: the entries up to this seq must be durable before it starts (R4).
+    """
+
+    key: str
+    call: StepCall
+    future: asyncio.Future[Any]
+    context: contextvars.Context
+    barrier: int
+    attempt: int = 1
+    retry_at: float = -math.inf
+    running: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What became of an attempt of a step, not yet an entry. retry_at: it failed and is to be tried again then."""
+
+    key: str
+    attempt: int
+    output: str | None
+    error: str | None
+    started_at: float | None
+    retry_at: float | None = None
+
+
+class _NoBody(Exception):
+    """The body could not be made; the cause says why."""
+
+
+class Body:
+    """One life of one run's body, driven from plain callbacks of ``host``.
+
+    main: makes the body's coroutine, called at the first turn. entered_at: run time of the start, the same in each
+    life. journal: the entries so far, all durable. clock: database time as best known, Unix seconds. name: the
+    run's id, for messages. slice_seconds: how long one turn may hold the host's loop; ``math.inf``: until quiescent.
+
+    Not thread-safe: everything is called in the host's thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: asyncio.AbstractEventLoop,
+        main: Callable[[Body], Coroutine[Any, Any, Any]],
+        entered_at: float,
+        journal: Sequence[Entry],
+        clock: Callable[[], float],
+        port: BodyPort,
+        name: str,
+        slice_seconds: float = 0.005,
+    ) -> None:
+        self._host = host
+        self._main_function: Callable[[Body], Coroutine[Any, Any, Any]] | None = main
+        self._clock = clock
+        self._port = port
+        self._name = name
+        self._slice = slice_seconds
+        # The "abstract" methods are those it refuses; they are added to the class after it is made.
+        self._loop = RunLoop(  # type: ignore[abstract]
+            name=name, now=entered_at, foreign_wake=self._foreign_wake
+        )
+        self._main: asyncio.Task[Any] | None = None
+
+        self._journal: Sequence[Entry] = journal
+        self._position = 0
+        self.replaying = self._loop.replaying = bool(journal)
+        """True until the journal is used up and the body has reacted to all of it."""
+        self._last_seq = journal[-1].seq if journal else 0
+        self._last_at = journal[-1].at if journal else entered_at
+        self._durable = self._last_seq
+        self.cancelled = False
+        """The cancel has been delivered."""
+        self._cancel_known = any(entry.kind is EntryKind.CANCEL for entry in journal)
+
+        self._steps: dict[str, StepWait] = {}
+        self._called: dict[str, StepWait] = {}
+        """Since the last time nothing was deliverable."""
+        self._ready_to_start: dict[str, StepWait] = {}
+        """Wait for their barrier, or for `hold_starts`."""
+        self._retries: list[tuple[float, int, StepWait]] = []
+        self._retry_numbers = itertools.count()
+        self._running = 0
+        self._abandoned: list[str] = []
+        self._gone: dict[str, StepCall] = {}
+        """Abandoned before their result came: an entry of such a key is skipped, live and on replay."""
+        self._not_awaited: dict[int, StepCall] = {}
+        self._arrivals: deque[Arrival] = deque()
+        self._mail = Mail()
+        self._mail_due: float | None = None
+        """A timer is due at this time and needs the mailbox as of then."""
+        self._mail_asked_due: float | None = None
+        self._mail_asked = False
+        self._announce: list[Timer | OpenWait] = []
+
+        # Turns run in this Context, not in that of whoever caused them (a step's task, a database answer).
+        self._home = contextvars.copy_context()
+        self._begun = False
+        self._kicked = False
+        self._frozen = False
+        self._held_back = False
+        self._dead = False
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = math.inf
+        self._slices = 0
+
+    # -- driven by the engine
+    def begin(self) -> None:
+        """Enter the body at the host's next turn."""
+        self._begun = True
+        self.kick()
+
+    def kick(self) -> None:
+        """Turn soon: something may have become deliverable."""
+        if not self._kicked and not self._dead and self._begun:
+            self._kicked = True
+            self._host.call_soon(self._go, context=self._home)
+
+    def step_done(
+        self, key: str, *, attempt: int, output: str | None, error: str | None, started_at: float
+    ) -> None:
+        """A step has ended; ``error`` None means well. The body hears of it in its turn."""
+        self._arrive(Arrival(key, attempt, output, error, started_at))
+
+    def attempt_failed(self, key: str, *, attempt: int, error: str, retry_at: float) -> None:
+        """An attempt has failed; the next one starts not before ``retry_at`` (database time), also in a later life."""
+        self._arrive(Arrival(key, attempt, None, error, None, retry_at))
+
+    def _arrive(self, arrival: Arrival) -> None:
+        if self._dead:
+            return
+        if arrival.key not in self._steps and arrival.key not in self._gone:
+            raise LookupError(
+                f"run {self._name}: a result came for step {arrival.key}, which is not running"
+            )
+        self._arrivals.append(arrival)
+        self.kick()
+
+    def mail(self, messages: Sequence[Message], read_at: float) -> None:
+        """The unread mailbox as just read, in mailbox order, and the database's clock at the read."""
+        if self._dead:
+            return
+        self._mail_asked = False
+        self._mail.replace(messages, read_at)
+        self.kick()
+
+    def committed(self, seq: int) -> None:
+        """The entries up to ``seq`` are durable; steps that waited for them start (R4)."""
+        if seq > self._durable:
+            self._durable = seq
+            self._release_starts()
+
+    def freeze(self) -> None:
+        """Deliver nothing until `thaw`: a park is being committed."""
+        self._frozen = True
+
+    def thaw(self) -> None:
+        self._frozen = False
+        self.kick()
+
+    def hold_starts(self, on: bool) -> None:
+        """Start no more steps: the shard is being handed over. `idle` then reports ``pending_starts``."""
+        self._held_back = on
+        self._release_starts()
+
+    def idle(self) -> Idle | None:
+        """What a quiescent body waits for; None while it is busy or its entries are not durable yet."""
+        if self._dead or self._kicked or self.replaying or not self._begun or self._main is None:
+            return None
+        if self._running or self._arrivals or self._mail_due is not None or self._called:
+            return None
+        if self._ready_to_start and not self._held_back:
+            return None
+        timer = self._loop.first_timer()
+        retry = self._first_retry()
+        due = timer.due if timer is not None else math.inf
+        wake_at = min(due, retry)
+        never = wake_at == math.inf
+        pending = bool(self._ready_to_start)
+        waits = bool(self._mail.waits)
+        reason = Reason.SIGNAL
+        if not waits and (pending or not never):
+            reason = Reason.TIMER if due <= retry and not pending else Reason.RETRY
+        return Idle(
+            wake_at=None if never else wake_at,
+            untimed=waits or (never and not pending),
+            reason=reason,
+            pending_starts=pending,
+            stuck=never and not waits and not pending and not self._loop.timers,
+        )
+
+    def unwind(self) -> list[str]:
+        """Out of memory (R7): nothing the body does from here on is looked at, its context is dead for ever.
+
+        Returns the names of tasks that do not end. The engine stops the steps that run. May be called twice.
+        """
+        if self._dead:
+            return []
+        self._dead = True
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        left = self._loop.unwind()
+        self._main = self._main_function = None
+        self._journal = ()
+        for things in (self._steps, self._called, self._ready_to_start, self._not_awaited):
+            things.clear()
+        self._gone.clear()
+        self._retries.clear()
+        self._arrivals.clear()
+        self._announce.clear()
+        self._mail.clear()
+        return left
+
+    def stuck_at(self) -> list[str]:
+        """Each pending task and the line of its own code where it waits, for people."""
+        return [
+            f"{task.get_name()} at {position(task.get_coro())}"
+            for task in self._loop.pending_tasks()
+        ]
+
+    # -- turning
+    def _go(self) -> None:
+        self._kicked = False
+        if self._dead or self._frozen:
+            return
+        try:
+            quiescent = self._run_slice(time.perf_counter() + self._slice)
+        except JournalMismatch as error:
+            self._end(Ending("nondeterminism", error=error))
+            return
+        except _NoBody as error:
+            self._end(Ending("raised", error=error.__cause__))
+            return
+        for key in self._abandoned:
+            self._port.abandon_step(key)
+        self._abandoned.clear()
+        assert self._main is not None
+        if self._main.done():
+            self._finish(self._main)
+        elif quiescent:
+            self._slices = 0
+            self._settle()
+        else:
+            self._warn_if_spinning()
+            self.kick()
+
+    def _run_slice(self, end: float) -> bool:
+        """Turn and deliver until nothing is deliverable (True) or the slice is over (False)."""
+        loop = self._loop
+        before = loop.enter()
+        try:
+            if self._main is None:
+                self._main = self._make_main()
+            while loop.turn(end):
+                if self._main.done() or not self._deliver():
+                    return True
+                if time.perf_counter() > end:
+                    return False
+            return False
+        finally:
+            loop.leave(before)
+
+    def _make_main(self) -> asyncio.Task[Any]:
+        assert self._main_function is not None
+        try:
+            return self._loop.create_task(self._main_function(self), name="body")
+        except Exception as error:  # it has no coroutine: the body's failure, not the host's
+            raise _NoBody from error
+
+    def _settle(self) -> None:
+        """The journal is used up and nothing is deliverable: now the outside may move."""
+        for waiting in self._announce:
+            self._port_event(waiting)
+        self._announce.clear()
+        if self._retries:
+            self._wake_retries()
+        if self._called:
+            self._ready_to_start.update(self._called)
+            self._called.clear()
+        if self._ready_to_start:
+            self._release_starts()
+        self._set_alarm()
+        if self._mail_due is not None and not self._mail_asked:
+            self._ask_mail(self._mail_due)
+        self._port.quiescent()
+
+    def _warn_if_spinning(self) -> None:
+        self._slices += 1
+        if self._slices == _SLICES_UNTIL_WARNING:
+            log.warning(
+                "run %s keeps turning without waiting for anything; run time stands still meanwhile. Tasks: %s",
+                self._name,
+                self.stuck_at(),
+            )
+
+    def _finish(self, main: asyncio.Task[Any]) -> None:
+        for entry in itertools.islice(self._journal, self._position, None):
+            if entry.key not in self._gone:
+                self._end(Ending("nondeterminism", error=JournalMismatch(ended_early(entry))))
+                return
+        if main.cancelled():
+            if self.cancelled:
+                self._end(Ending("cancelled", warnings=self._left_behind()))
+            else:
+                error = asyncio.CancelledError(
+                    "the body raised CancelledError; nobody cancelled the run"
+                )
+                self._end(Ending("raised", error=error, warnings=self._left_behind()))
+            return
+        failure = main.exception()
+        value = None if failure is not None else main.result()
+        kind: Any = "raised" if failure is not None else "returned"
+        self._end(Ending(kind, value=value, error=failure, warnings=self._left_behind()))
+
+    def _left_behind(self) -> tuple[str, ...]:
+        """Steps and tasks that the body's end cuts off, by name."""
+        warnings = [
+            f"step {call.name!r} was called and never awaited: it did not run"
+            for call in self._not_awaited.values()
+        ]
+        warnings += [
+            f"step {wait.call.name!r} ({key}) was still "
+            f"{'running' if wait.running else 'waiting to start'} when the body ended: "
+            "it is cancelled, nothing of it is recorded"
+            for key, wait in self._steps.items()
+        ]
+        warnings += [
+            f"{task.get_name()!r} was still pending when the body ended, at {position(task.get_coro())}"
+            for task in self._loop.pending_tasks()
+        ]
+        return tuple(warnings)
+
+    def _end(self, ending: Ending) -> None:
+        running = [key for key, wait in self._steps.items() if wait.running]
+        for name in self.unwind():
+            log.warning("run %s: task %s does not end", self._name, name)
+        for key in running:
+            self._port.abandon_step(key)
+        self._port.ended(ending)
+
+    def _foreign_wake(self, error: Exception) -> None:
+        """In another thread: the run cannot be replayed any more."""
+        self._host.call_soon_threadsafe(self._fail, error)
+
+    def _fail(self, error: Exception) -> None:
+        if not self._dead:
+            self._end(Ending("raised", error=error))
+
+    # -- delivery
+    def _deliver(self) -> bool:
+        """Exactly the next entry. False: there is none now."""
+        if self._position < len(self._journal):
+            entry = self._journal[self._position]
+            self._position += 1
+            self._apply(entry)
+            return True
+        if self.replaying:
+            self.replaying = self._loop.replaying = False
+            self._journal = ()
+            self._position = 0
+        return self._deliver_live()
+
+    def _deliver_live(self) -> bool:
+        self._mail_due = None
+        wanted = self._mail.wanted(cancelled=self._cancel_known)
+        timer = self._loop.first_timer()
+        if timer is not None:
+            now = max(self._clock(), self._loop.now)
+            if wanted is not None:
+                now = max(now, wanted.message.sent_at)
+            if timer.due <= now:
+                wanted = self._mail.wanted(by=timer.due, cancelled=self._cancel_known)
+                if wanted is None:
+                    return self._fire(timer, now)
+        if wanted is not None:
+            self._take(wanted)
+        elif self._arrivals:
+            self._land(self._arrivals.popleft())
+        else:
+            return False
+        return True
+
+    def _fire(self, timer: Timer, now: float) -> bool:
+        """The timer's entry, unless a message that was sent before it might still be unread."""
+        if self._mail.waits and self._mail.read_at < timer.due:
+            self._mail_due = timer.due
+            return False
+        self._record(
+            EntryKind.TIMER,
+            timer.key,
+            now,
+            input=timer.name,
+            output=str(to_micros(timer.due)),
+            started_at=timer.set_at,
+        )
+        return True
+
+    def _take(self, wanted: Wanted) -> None:
+        message = wanted.message
+        self._mail.take(message)
+        kind = EntryKind.CANCEL if wanted.by is None else EntryKind.SIGNAL
+        self._record(
+            kind,
+            "" if wanted.by is None else wanted.by.key,
+            message.sent_at,
+            output=message.body,
+            message_id=message.message_id,
+        )
+
+    def _land(self, arrival: Arrival) -> None:
+        wait = self._steps.get(arrival.key)
+        call = wait.call if wait is not None else self._gone[arrival.key]
+        final = arrival.retry_at is None
+        self._record(
+            EntryKind.STEP if final else EntryKind.ATTEMPT,
+            arrival.key,
+            self._clock(),
+            status="ok" if arrival.error is None else "error",
+            attempt=arrival.attempt,
+            input_hash=call.input_hash,
+            input=call.input_text if final else None,
+            output=arrival.output if arrival.retry_at is None else str(to_micros(arrival.retry_at)),
+            error=arrival.error,
+            started_at=arrival.started_at,
+        )
+
+    def _record(
+        self, kind: EntryKind, key: str, at: float, *, message_id: str | None = None, **fields: Any
+    ) -> None:
+        """Give it the next seq and a time that never goes back; hand it over; deliver it."""
+        self._last_seq += 1
+        self._last_at = to_instant(max(at, self._loop.now, self._last_at))
+        entry = Entry(self._last_seq, kind, key, self._last_at, **fields)
+        self._port.recorded(entry, message_id)
+        self._apply(entry)
+
+    def _apply(self, entry: Entry) -> None:
+        kind = entry.kind
+        if kind is EntryKind.STEP:
+            self._apply_step(entry)
+        elif kind is EntryKind.TIMER:
+            timer = self._loop.timers.pop(entry.key, None)
+            if timer is None:
+                raise JournalMismatch(not_awaited(entry, self._awaited()))
+            self._loop.now = max(entry.at, timer.due)
+            assert timer.callback is not None
+            self._loop.call_soon(timer.callback, *timer.args, context=timer.context)
+            timer.cancel()
+        elif kind is EntryKind.SIGNAL:
+            self._apply_signal(entry)
+        elif kind is EntryKind.ATTEMPT:
+            self._apply_attempt(entry)
+        elif kind is EntryKind.CANCEL:
+            self._loop.now = entry.at
+            self.cancelled = self._cancel_known = True
+            assert self._main is not None
+            self._main.cancel(CANCEL_TEXT)
+        else:
+            raise JournalMismatch(
+                f"entry {entry.seq} is of kind {kind.value!r}, which this release does not write: "
+                "this run needs the release that wrote it"
+            )
+
+    def _apply_step(self, entry: Entry) -> None:
+        wait = self._awaited_step(entry)
+        if wait is None:  # abandoned; run time stands still
+            del self._gone[entry.key]
+            return
+        self._forget(wait)
+        self._loop.now = entry.at
+        if entry.error is not None:
+            wait.future.set_exception(wait.call.recorded_error(entry.error))
+            return
+        try:
+            value = wait.call.decode(entry.output)
+        except Exception as error:
+            wait.future.set_exception(error)
+        else:
+            wait.future.set_result(value)
+
+    def _apply_attempt(self, entry: Entry) -> None:
+        wait = self._awaited_step(entry)
+        if wait is None:
+            return
+        if wait.running:
+            wait.running = False
+            self._running -= 1
+        self._called.pop(entry.key, None)
+        wait.attempt = entry.attempt + 1
+        wait.retry_at = from_micros(int(entry.output or 0))
+        wait.barrier = entry.seq
+        heapq.heappush(self._retries, (wait.retry_at, next(self._retry_numbers), wait))
+
+    def _awaited_step(self, entry: Entry) -> StepWait | None:
+        """Who waits for this entry; None: who did has abandoned it."""
+        wait = self._steps.get(entry.key)
+        if wait is None:
+            if entry.key in self._gone:
+                return None
+            raise JournalMismatch(not_awaited(entry, self._awaited()))
+        call = wait.call
+        if None not in (entry.input_hash, call.input_hash) and entry.input_hash != call.input_hash:
+            raise JournalMismatch(other_input(entry, call))
+        return wait
+
+    def _apply_signal(self, entry: Entry) -> None:
+        opened = self._mail.waits.get(entry.key)
+        if opened is None:
+            raise JournalMismatch(not_awaited(entry, self._awaited()))
+        self._mail.close(opened)
+        self._loop.now = entry.at
+        # Quiescent: the future's own waiter is the next thing to run, nothing can cancel it in between and lose
+        # the message.
+        try:
+            value = opened.wait.decode(entry.output)
+        except Exception as error:
+            opened.future.set_exception(error)
+        else:
+            opened.future.set_result(value)
+
+    def _awaited(self) -> list[str]:
+        return sorted([*self._steps, *self._mail.waits, *self._loop.timers])
+
+    # -- starting steps
+    def _release_starts(self) -> None:
+        if self._held_back or self._dead:
+            return
+        ready = self._ready_to_start
+        while ready:
+            key, wait = next(iter(ready.items()))
+            if wait.barrier > self._durable:
+                return  # those behind it were called later
+            del ready[key]
+            wait.running = True
+            self._running += 1
+            # A copy per attempt: what one attempt sets, the next does not see.
+            self._port.start_step(key, wait.call, wait.attempt, wait.context.copy())
+
+    def _wake_retries(self) -> None:
+        now = self._clock()
+        while self._first_retry() <= now:
+            wait = heapq.heappop(self._retries)[2]
+            self._ready_to_start[wait.key] = wait
+
+    def _first_retry(self) -> float:
+        """When the next failed step is tried again; inf: none waits for that."""
+        retries = self._retries
+        while retries and self._steps.get(retries[0][2].key) is not retries[0][2]:
+            heapq.heappop(retries)
+        return retries[0][0] if retries else math.inf
+
+    def _forget(self, wait: StepWait) -> None:
+        key = wait.key
+        del self._steps[key]
+        self._called.pop(key, None)
+        self._ready_to_start.pop(key, None)
+        if wait.running:
+            wait.running = False
+            self._running -= 1
+
+    def _abandon(self, wait: StepWait) -> None:
+        if wait.running:
+            self._abandoned.append(wait.key)
+        self._forget(wait)
+        self._gone[wait.key] = wait.call
+
+    # -- time and mail
+    def _set_alarm(self) -> None:
+        """One host timer for the first timer or retry. One that rings early does no harm, so it is seldom moved."""
+        timer = self._loop.first_timer()
+        due = min(timer.due if timer is not None else math.inf, self._first_retry())
+        if due >= self._alarm_at or due == math.inf or self._mail_due is not None:
+            return
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm_at = due
+        delay = min(max(0.0, due - self._clock()), _LONGEST_ALARM)
+        self._alarm = self._host.call_later(delay, self._ring, context=self._home)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self._alarm_at = math.inf
+        self.kick()
+
+    def _ask_mail(self, due: float) -> None:
+        """At once the first time; again only when the database's clock, as last read, can have reached ``due``."""
+        self._mail_asked = True
+        if self._mail_asked_due != due:
+            self._mail_asked_due = due
+            self._port.want_mail()
+            return
+        delay = max(0.0, due - self._mail.read_at)
+        self._host.call_later(delay, self._ask_again, context=self._home)
+
+    def _ask_again(self) -> None:
+        if not self._dead:
+            self._port.want_mail()
+
+    def _port_event(self, waiting: Timer | OpenWait) -> None:
+        """Tell people of a sleep or a wait that lasts."""
+        if isinstance(waiting, Timer):
+            if not waiting.cancelled():
+                self._event("timer-set", key=waiting.key, due=waiting.due, name=waiting.name)
+        elif self._mail.waits.get(waiting.key) is waiting:
+            self._event(
+                "signal-awaited", key=waiting.key, due=waiting.deadline, name=waiting.wait.name
+            )
+
+    def _event(self, event_type: str, *, key: str, due: float | None, name: str | None) -> None:
+        detail = json.dumps({"key": key, "due": due, "name": name}, ensure_ascii=False)
+        self._port.event(RunEvent(event_type, self._loop.now, detail))
+
+    # -- for the context: what the body sees
+    def now(self) -> float:
+        """Run time, Unix seconds: the time of the last delivered entry, the same on replay."""
+        return self._loop.now
+
+    def step(self, call: StepCall) -> Coroutine[Any, Any, Any]:
+        """Lazy: the step takes its key, and may start, when this is first awaited (R13)."""
+        self._not_awaited[id(call)] = call
+        return self._step(call)
+
+    async def _step(self, call: StepCall) -> Any:
+        self._not_awaited.pop(id(call), None)
+        if self._inside(f"step {call.name!r}"):
+            await Forever()
+        loop = self._loop
+        key = loop.node().key(call.name)
+        future: asyncio.Future[Any] = asyncio.Future(loop=loop)
+        wait = StepWait(key, call, future, contextvars.copy_context(), self._last_seq)
+        self._steps[key] = self._called[key] = wait
+        try:
+            return await future
+        finally:
+            if self._steps.get(key) is wait:
+                self._abandon(wait)
+
+    async def wait_message(self, wait: MessageWait) -> Any:
+        """The decoded body of the oldest unread message of that name. Raises TimeoutError after ``wait.timeout``.
+
+        A message sent at the deadline or before wins, whenever it is read; with a timeout of 0 this is a look.
+        """
+        if self._inside(f"wait for signal {wait.name!r}"):
+            await Forever()
+        loop = self._loop
+        key = loop.node().key(f"signal:{wait.name}")
+        opened = OpenWait(key, wait, asyncio.Future(loop=loop), None)
+        timer: Timer | None = None
+        if wait.timeout is not None:
+            timer = loop.set_timer(loop.now + wait.timeout, _time_out, (opened.future,))
+            opened.deadline = timer.due if timer.due < END_OF_TIME else None
+        self._mail.open(opened)
+        if not self.replaying:
+            self._announce.append(opened)
+        try:
+            return await opened.future
+        finally:
+            if not self._dead:
+                self._mail.close(opened)
+                if timer is not None:
+                    timer.cancel()
+
+    async def sleep(self, seconds: float, name: str | None = None) -> None:
+        """Until ``seconds`` of run time have passed, whatever happens to the process. Zero or less: one turn."""
+        await self._sleep_until(self._loop.now + seconds, name)
+
+    async def sleep_until(self, instant: float, name: str | None = None) -> None:
+        """Until run time is ``instant`` (Unix seconds). A past one does not wait."""
+        await self._sleep_until(instant, name)
+
+    async def _sleep_until(self, instant: float, name: str | None) -> None:
+        if self._inside("sleep" if name is None else f"sleep {name!r}"):
+            await Forever()
+        loop = self._loop
+        if instant <= loop.now:
+            await asyncio.sleep(0)
+            return
+        future: asyncio.Future[None] = asyncio.Future(loop=loop)
+        timer = loop.set_timer(instant, _wake, (future,), name=name)
+        if not self.replaying:
+            self._announce.append(timer)
+        try:
+            await future
+        finally:
+            timer.cancel()
+
+    def _inside(self, what: str) -> bool:
+        """True: the context is dead, suspend. Raises RefusedInBody outside of this body's own turn."""
+        if asyncio._get_running_loop() is not self._loop:
+            raise RefusedInBody(
+                f"{what}: the context of run {self._name} was used outside of its workflow body "
+                f"({_where_now()}). Steps, sleeps and waits belong in the body: pass their values to the step function"
+            )
+        return self._dead
+
+
+def _where_now() -> str:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return f"in thread {threading.current_thread().name!r}"
+    return "in a callback" if task is None else f"in task {task.get_name()!r} of another loop"
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _time_out(future: asyncio.Future[Any]) -> None:
+    if not future.done():
+        future.set_exception(TimeoutError())
