@@ -1,0 +1,1 @@
+"""One suite for the storage seam, run on every engine."""
