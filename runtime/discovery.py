@@ -44,14 +44,12 @@ def discover(package: str, registry: Registry, *, warn: Warn | None = None) -> l
     Raises DiscoveryError if a module cannot be imported, ConfigurationError for two definitions with one name.
     """
     tell = warn or structlog.get_logger("perdure.discovery").warning
-    found: dict[str, Any] = {}
+    found: dict[str, None] = {}
     for module in _modules(package):
         held = [value for value in vars(module).values() if isinstance(value, WorkflowDefinition)]
         for definition in held:
-            # One definition imported by several modules is one definition.
-            if found.get(definition.name) is not definition:
-                registry.add(definition)
-                found[definition.name] = definition
+            registry.add(definition)
+            found[definition.name] = None
         promised = next((word for end, word in PROMISES.items() if _stem(module).endswith(end)), "")
         if promised and not held:
             tell(

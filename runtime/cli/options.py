@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from perdure.runtime.logs import configure_logs
 from perdure.runtime.settings import Settings, load_settings
 from perdure.storage.errors import ConfigurationError
 
@@ -36,6 +37,7 @@ def client_settings(db: str | None, schema: str | None = None, **flags: Any) -> 
     defaults = {"db": f"sqlite:///{dev_file}"} if dev_file.exists() else {}
     settings = load_settings(flags={"db": db, "schema": schema, **flags}, defaults=defaults)
     settings.require_db()
+    configure_logs(format=settings.log_format, level="warning")
     return settings
 
 

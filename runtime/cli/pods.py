@@ -20,7 +20,7 @@ from perdure.runtime.cli.options import DEV_FILE, Assignments, Db, Schema, assig
 from perdure.runtime.cli.output import CommandFailed
 from perdure.runtime.cli.reload import reload_forever
 from perdure.runtime.cli.schema import migrate_now
-from perdure.runtime.discovery import load_app, module_folder
+from perdure.runtime.discovery import discover, load_app, module_folder
 from perdure.runtime.logs import configure_logs
 from perdure.runtime.runner import Runner
 from perdure.runtime.settings import Settings, load_settings
@@ -164,6 +164,8 @@ def _serve(settings: Settings, *, migrate: bool) -> None:
             "under [tool.perdure]"
         )
     app = load_app(settings.app)
+    if settings.discover is not None:
+        discover(settings.discover, app.registry)
     if migrate:
         migrate_now(settings)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:

@@ -291,7 +291,7 @@ def _definitions(settings: Settings) -> Sequence[WorkflowDefinition[Any, Any]]:
     app = load_app(path)
     if settings.discover is not None:
         discover(settings.discover, app.registry)
-    return [app.registry.get(name) for name in app.registry.names()]
+    return list(app.registry)
 
 
 def _served(settings: Settings) -> str:

@@ -1,0 +1,1 @@
+"""Applications to read, run and copy."""

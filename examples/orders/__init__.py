@@ -1,0 +1,1 @@
+"""Fulfilling orders: ``app`` is the application, ``demo`` runs it on three pods and kills one."""
