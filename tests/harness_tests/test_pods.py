@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.pods import Pod, PodEndedError, Pods
+from tests.harness.pods import ROOT, Pod, PodEndedError, Pods
 from tests.harness.sidelog import SideLog, check_executions
 from tests.harness.waiting import DeadlineExceededError, until
 
@@ -112,7 +112,7 @@ raise RuntimeError("the tests broke")
 
 def test_pods_end_with_their_owner(tmp_path: Path) -> None:
     command = [sys.executable, "-c", OWNER, str(tmp_path), *COMMAND]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 1
     with pytest.raises(ProcessLookupError):
         os.kill(int(done.stdout), signal.SIGCONT)

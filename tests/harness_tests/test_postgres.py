@@ -12,6 +12,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from tests.harness.pods import ROOT
 from tests.harness.postgres import PrivatePostgres, find_binaries, free_port, reap_orphans
 from tests.harness.waiting import until
 
@@ -89,7 +90,8 @@ OWNER = """
 
 def _owned(end: str) -> tuple[int, Path, int]:
     script = textwrap.dedent(OWNER).format(end=end)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     pid, folder = done.stdout.split()
     return int(pid), Path(folder), done.returncode
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.pods import ROOT
 from tests.harness.sidelog import Execution, Fault, SideLog, check_executions
 
 WRITER = """
@@ -25,7 +26,8 @@ for n in range(200):
 def test_lines_of_many_processes_never_mix(tmp_path: Path) -> None:
     path = tmp_path / "side.log"
     writers = [
-        subprocess.Popen([sys.executable, "-c", WRITER, str(path), name]) for name in ("a", "b")
+        subprocess.Popen([sys.executable, "-c", WRITER, str(path), name], cwd=ROOT)
+        for name in ("a", "b")
     ]
     assert [writer.wait() for writer in writers] == [0, 0]
     found = SideLog(path).executions()
