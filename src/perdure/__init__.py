@@ -1,3 +1,108 @@
-"""Durable workflows for Python: runs that survive their process, sharing one SQL database."""
+"""perdure: durable workflows in Python that outlive their pods.
+
+    from perdure import App, Context, step, workflow
+
+The names below are the public API; everything else may change without notice.
+"""
+
+from perdure.runtime.app import App
+from perdure.runtime.authoring.context import Context
+from perdure.runtime.authoring.current import StepInfo, current_step
+from perdure.runtime.authoring.definitions import WorkflowDefinition, workflow
+from perdure.runtime.authoring.errors import (
+    DefinitionError,
+    DuplicateDefinitionError,
+    InvalidDuration,
+    InvalidName,
+    NondeterminismError,
+    NonRetryableError,
+    PayloadTooLarge,
+    RecordedError,
+    SignalPayloadError,
+    SignalTimeoutError,
+    StepInputError,
+    StepResultError,
+    StepTimeoutError,
+    UnknownWorkflowError,
+    WorkflowCancelled,
+    WorkflowCrashLooped,
+    WorkflowPayloadError,
+    WorkflowResultError,
+)
+from perdure.runtime.authoring.retry import Retry
+from perdure.runtime.authoring.step import StepDefinition, step
+from perdure.runtime.client import Client, Handle
+from perdure.runtime.errors import (
+    MailboxFull,
+    RunEnded,
+    RunIdConflict,
+    RunNotFound,
+    WrongStatus,
+)
+from perdure.runtime.runner import Runner
+from perdure.runtime.settings import Settings
+from perdure.runtime.views import ClusterStatus, RunInfo, RunnerView, StepView, Why
+from perdure.storage.errors import (
+    ConfigurationError,
+    DatabaseUnavailable,
+    InputError,
+    InUseError,
+    PerdureError,
+    SchemaError,
+    UnknownOutcome,
+)
+from perdure.storage.model import RunStatus
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "App",
+    "Client",
+    "ClusterStatus",
+    "ConfigurationError",
+    "Context",
+    "DatabaseUnavailable",
+    "DefinitionError",
+    "DuplicateDefinitionError",
+    "Handle",
+    "InUseError",
+    "InputError",
+    "InvalidDuration",
+    "InvalidName",
+    "MailboxFull",
+    "NonRetryableError",
+    "NondeterminismError",
+    "PayloadTooLarge",
+    "PerdureError",
+    "RecordedError",
+    "Retry",
+    "RunEnded",
+    "RunIdConflict",
+    "RunInfo",
+    "RunNotFound",
+    "RunStatus",
+    "Runner",
+    "RunnerView",
+    "SchemaError",
+    "Settings",
+    "SignalPayloadError",
+    "SignalTimeoutError",
+    "StepDefinition",
+    "StepInfo",
+    "StepInputError",
+    "StepResultError",
+    "StepTimeoutError",
+    "StepView",
+    "UnknownOutcome",
+    "UnknownWorkflowError",
+    "Why",
+    "WorkflowCancelled",
+    "WorkflowCrashLooped",
+    "WorkflowDefinition",
+    "WorkflowPayloadError",
+    "WorkflowResultError",
+    "WrongStatus",
+    "current_step",
+    "step",
+    "workflow",
+]

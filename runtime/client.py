@@ -1,0 +1,526 @@
+"""The client: start runs, wait for them, talk to them. Needs the database and nothing else; no runner.
+
+async with Client("postgresql://…") as client:
+    handle = await client.start(fulfil, order)
+    shipment = await handle.wait()
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar, overload
+from uuid import uuid4
+
+from perdure.runtime.authoring.codec import ValueFault, encode_message
+from perdure.runtime.authoring.definitions import UNSET, Unset, WorkflowDefinition
+from perdure.runtime.authoring.errors import (
+    SignalPayloadError,
+    WorkflowCancelled,
+)
+from perdure.runtime.authoring.failures import decode_failure
+from perdure.runtime.authoring.names import (
+    check_message_id,
+    check_run_id,
+    check_signal_name,
+    new_run_id,
+)
+from perdure.runtime.authoring.registry import Registry
+from perdure.runtime.errors import (
+    MailboxFull,
+    RunEnded,
+    RunIdConflict,
+    RunNotFound,
+    WrongStatus,
+)
+from perdure.runtime.hints import HintBus
+from perdure.runtime.inspection import cluster_status, explain, info_of, json_value, step_views
+from perdure.runtime.results import ResultWatcher
+from perdure.runtime.settings import Settings
+from perdure.runtime.starting import StartBatcher
+from perdure.runtime.views import ClusterStatus, RunInfo, StepView, Why
+from perdure.sharding.slots import slot_of
+from perdure.storage.clock import Clock, Randomness, SystemClock, SystemRandomness
+from perdure.storage.connect import Database, connect
+from perdure.storage.errors import ConflictError, InputError, UnknownOutcome
+from perdure.storage.interface import RunStore
+from perdure.storage.model import (
+    FORMAT,
+    Hint,
+    HintKind,
+    Message,
+    MessageKind,
+    NewRun,
+    RunEvent,
+    RunFilter,
+    RunRecord,
+    RunStatus,
+    SendOutcome,
+    SendStatus,
+)
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+KEEP: Any = object()
+"""Default of `Client.retry`'s payload: the original one."""
+
+SEND_TRIES = 3
+
+
+class Handle(Generic[Out]):
+    """A run somebody started. ``status`` says what the *start* did and never changes.
+
+    status: "running" (this start made it, or it is live), "replayed" (it had ended before: wait() gives the old
+    result or raises the old error).
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        run_id: str,
+        status: str,
+        workflow: WorkflowDefinition[Any, Out] | None,
+    ) -> None:
+        self._client = client
+        self._workflow = workflow
+        self.run_id = run_id
+        self.status = status
+
+    async def wait(self, timeout: float | None = None) -> Out:
+        """The result, in the workflow's type. Raises the recorded error, `RunCancelled`, or TimeoutError after
+        ``timeout`` seconds (the run goes on)."""
+        record = await self._client.ended(self.run_id, timeout)
+        return self._client.outcome_of(record, self._workflow)  # type: ignore[no-any-return]
+
+    async def poll(self) -> RunInfo | None:
+        """How it stands now; None for an id nobody has."""
+        return await self._client.get(self.run_id)
+
+    async def signal(self, name: str, payload: Any = None, *, id: str | None = None) -> None:
+        await self._client.signal(self.run_id, name, payload, id=id)
+
+    async def cancel(self, reason: str | None = None) -> None:
+        await self._client.cancel(self.run_id, reason)
+
+    def __repr__(self) -> str:
+        return f"Handle(run_id={self.run_id!r}, status={self.status!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a client works with; a runner in the same process lends its own."""
+
+    store: RunStore
+    bus: HintBus
+    clock: Clock
+    randomness: Randomness
+    registry: Registry
+    settings: Settings
+    database: Database
+
+
+class Client:
+    """Use as an async context manager. One per process is enough; it may be shared by tasks of one event loop.
+
+    database: a URL, or `Settings`. workflows: definitions that may be started and typed by name.
+    Entering raises `ConfigurationError` when the database cannot be reached or its schema does not fit.
+    """
+
+    def __init__(
+        self,
+        database: str | Settings,
+        *,
+        workflows: Sequence[WorkflowDefinition[Any, Any]] = (),
+        clock: Clock | None = None,
+        randomness: Randomness | None = None,
+    ) -> None:
+        settings = database if isinstance(database, Settings) else Settings(db=database)
+        registry = Registry()
+        for definition in workflows:
+            registry.add(definition)
+        used_clock = clock or SystemClock()
+        opened = connect(settings.database("perdure-client"), clock=used_clock)
+        channel = opened.hints() if settings.hints else None
+        self._parts = Parts(
+            store=opened.runs(),
+            bus=HintBus(channel, local=settings.hints),
+            clock=used_clock,
+            randomness=randomness or SystemRandomness(),
+            registry=registry,
+            settings=settings,
+            database=opened,
+        )
+        self._owned = True
+        self._services: asyncio.Task[None] | None = None
+        self._prepare()
+
+    @classmethod
+    def sharing(cls, parts: Parts) -> Client:
+        """A client over a runner's own connections and hints; the runner opens and closes them."""
+        client = cls.__new__(cls)
+        client._parts = parts
+        client._owned = False
+        client._services = None
+        client._prepare()
+        return client
+
+    def _prepare(self) -> None:
+        parts = self._parts
+        self._starts = StartBatcher(
+            parts.store,
+            parts.randomness,
+            parts.clock,
+            patience=2 * parts.settings.storage_deadline,
+        )
+        self._watcher = ResultWatcher(parts.store, parts.bus, parts.randomness)
+
+    async def __aenter__(self) -> Self:
+        if self._owned:
+            await self._parts.store.open()
+            await self._parts.bus.open()
+        self._services = asyncio.create_task(self._serve(), name="perdure client")
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._services is not None:
+            self._services.cancel()
+            await asyncio.gather(self._services, return_exceptions=True)
+        if self._owned:
+            await self._parts.bus.close()
+            await self._parts.store.close()
+
+    async def _serve(self) -> None:
+        async with asyncio.TaskGroup() as services:
+            services.create_task(self._starts.run(), name="starts")
+            services.create_task(self._watcher.run(), name="results")
+
+    # -- starting
+    @overload
+    async def start(
+        self, workflow: WorkflowDefinition[In, Out], payload: In | Unset = ..., **options: Any
+    ) -> Handle[Out]: ...
+    @overload
+    async def start(self, workflow: str, payload: Any = ..., **options: Any) -> Handle[Any]: ...
+    async def start(
+        self,
+        workflow: WorkflowDefinition[Any, Any] | str,
+        payload: Any = UNSET,
+        *,
+        run_id: str | None = None,
+        source: str = "app",
+        tenant: str | None = None,
+        subject: str | None = None,
+        trace: str | None = None,
+        tags: Sequence[str] = (),
+    ) -> Handle[Any]:
+        """Store a run; some runner executes it. Returns once it is durable.
+
+        run_id: an id of your own; without it the workflow's idempotency key decides, else the id is new. The same id
+        again joins the run that has it, whatever its payload.
+        Raises `WorkflowPayloadError`, `InvalidName` (ids), `PayloadTooLarge` before anything is stored;
+        `UnknownWorkflowError` for a name this client does not know; `RunIdConflict` when the id belongs to another
+        workflow; `DatabaseUnavailable`.
+        """
+        definition = self.definition(workflow)
+        text = definition.encode_payload(payload, limit=self._parts.settings.payload_limit)
+        if run_id is not None:
+            check_run_id(run_id)
+        else:
+            run_id = definition.run_id_for(payload, tenant) or self._new_id()
+        return await self._submit(
+            definition,
+            NewRun(
+                run_id=run_id,
+                slot=slot_of(run_id),
+                workflow=definition.name,
+                start_token=self._parts.randomness.bits63(),
+                payload=text,
+                seed=self._parts.randomness.bits63(),
+                version=definition.version,
+                source=source,
+                tenant=tenant,
+                subject=subject,
+                trace=trace,
+                tags=_joined([*definition.tags, *tags]),
+            ),
+        )
+
+    def _new_id(self) -> str:
+        return new_run_id(self._parts.clock, self._parts.randomness)
+
+    async def _submit(self, definition: WorkflowDefinition[Any, Any], run: NewRun) -> Handle[Any]:
+        outcome = await self._starts.start(run)
+        if outcome.workflow != run.workflow:
+            raise RunIdConflict(run.run_id, run.workflow, outcome.workflow)
+        if outcome.created:
+            self._parts.bus.publish([Hint(HintKind.START, run.run_id, run.slot)])
+        status = "replayed" if outcome.status.final else "running"
+        return Handle(self, run.run_id, status, definition)
+
+    async def run(
+        self,
+        workflow: WorkflowDefinition[In, Out],
+        payload: In | Unset = UNSET,
+        *,
+        timeout: float | None = None,
+        **options: Any,
+    ) -> Out:
+        """Start and wait: the result, or the recorded error with its type."""
+        handle = await self.start(workflow, payload, **options)
+        return await handle.wait(timeout)
+
+    def handle(
+        self, run_id: str, workflow: WorkflowDefinition[Any, Out] | None = None
+    ) -> Handle[Out]:
+        """A handle on a run by its id; nothing is looked up."""
+        return Handle(self, run_id, "running", workflow)
+
+    def definition(
+        self, workflow: WorkflowDefinition[Any, Any] | str
+    ) -> WorkflowDefinition[Any, Any]:
+        if isinstance(workflow, str):
+            return self._parts.registry.get(workflow)
+        if not isinstance(workflow, WorkflowDefinition):
+            raise InputError(
+                f"{workflow!r} is not a workflow: pass a function decorated with @workflow, or its name"
+            )
+        return workflow
+
+    # -- waiting and reading
+    async def wait(self, run_id: str, timeout: float | None = None) -> Any:
+        """The result of a run, as JSON values unless its workflow is known here. Errors as in `Handle.wait`."""
+        return self.outcome_of(await self.ended(run_id, timeout), None)
+
+    async def ended(self, run_id: str, timeout: float | None = None) -> RunRecord:
+        """The stored form of a run once it has ended. Raises `RunNotFound` for an id nobody has, TimeoutError."""
+        if await self._parts.store.read_run(run_id) is None:
+            raise RunNotFound(run_id)
+        async with asyncio.timeout(timeout):
+            return await self._watcher.wait(run_id)
+
+    def outcome_of(self, record: RunRecord, workflow: WorkflowDefinition[Any, Any] | None) -> Any:
+        """The result of an ended run, or its error raised."""
+        if workflow is None:
+            workflow = self._known(record.workflow)
+        if record.status is RunStatus.SUCCEEDED:
+            if workflow is None:
+                return json_value(record.result)
+            return workflow.decode_result(record.result)
+        if record.status is RunStatus.CANCELLED:
+            raise WorkflowCancelled(record.run_id, record.reason)
+        error = record.error or "{}"
+        raise workflow.decode_error(error) if workflow is not None else decode_failure(error)
+
+    async def get(self, run_id: str) -> RunInfo | None:
+        """A run as it stands; None for an id nobody has."""
+        record = await self._parts.store.read_run(run_id)
+        return None if record is None else info_of(record)
+
+    async def list(
+        self,
+        *,
+        workflow: str | None = None,
+        status: RunStatus | str | None = None,
+        statuses: Sequence[RunStatus | str] = (),
+        reason: str | None = None,
+        source: str | None = None,
+        id_prefix: str | None = None,
+        since: float | None = None,
+        limit: int = 50,
+        offset: int = 0,
+    ) -> Sequence[RunInfo]:
+        """Runs, newest first. Raises `InputError` for an unknown status, listing the valid ones."""
+        wanted = [*statuses, *([status] if status is not None else [])]
+        records = await self._parts.store.list_runs(
+            RunFilter(
+                workflow=workflow,
+                statuses=[_status(s) for s in wanted],
+                reason=reason,
+                source=source,
+                id_prefix=id_prefix,
+                since=since,
+                limit=limit,
+                offset=offset,
+            )
+        )
+        return [info_of(r) for r in records]
+
+    async def journal(self, run_id: str) -> Sequence[StepView]:
+        """The entries of a run, by seq. Raises `RunNotFound`."""
+        await self._existing(run_id)
+        journals = await self._parts.store.read_journals([run_id])
+        return step_views(journals[run_id])
+
+    async def events(self, run_id: str) -> Sequence[RunEvent]:
+        """The timeline of a run. Raises `RunNotFound`."""
+        await self._existing(run_id)
+        return await self._parts.store.read_events(run_id)
+
+    async def why(self, run_id: str) -> Why:
+        """What a run waits for, who holds it, and what would move it. Raises `RunNotFound`."""
+        record = await self._existing(run_id)
+        topology = await self._topology()
+        return explain(record, topology, self._parts.settings.shards)
+
+    async def cluster(self) -> ClusterStatus:
+        """Runners, shards and runs in flight, from the database alone."""
+        cluster = self._parts.database.cluster()
+        meta = await cluster.open()
+        try:
+            topology = await cluster.read_topology()
+        finally:
+            await cluster.close()
+        runs = await self._parts.store.count_runs()
+        return cluster_status(topology, meta, runs)
+
+    async def _topology(self) -> Any:
+        cluster = self._parts.database.cluster()
+        await cluster.open()
+        try:
+            return await cluster.read_topology()
+        finally:
+            await cluster.close()
+
+    # -- acting on runs
+    async def signal(
+        self, run_id: str, name: str, payload: Any = None, *, id: str | None = None
+    ) -> None:
+        """Leave a signal in the run's mailbox; it is kept until waited for.
+
+        id: the same id delivered twice is one signal. Raises `RunNotFound`, `RunEnded`, `MailboxFull`, `InputError`.
+        """
+        check_signal_name(name)
+        if id is not None:
+            check_message_id(id)
+        what = f"the payload of signal {name!r}"
+        try:
+            text = encode_message(payload, what, limit=self._parts.settings.payload_limit)
+        except ValueFault as fault:
+            raise SignalPayloadError(name, fault.errors, fault.missing) from fault
+        message_id = f"signal:{id if id is not None else uuid4().hex}"
+        outcome = await self._send(
+            Message(run_id, message_id, MessageKind.SIGNAL, name=name, body=text)
+        )
+        self._check_sent(outcome, run_id, f"signal {name!r}")
+
+    async def cancel(self, run_id: str, reason: str | None = None) -> None:
+        """Ask a run to end. One nobody entered ends at once; a running body gets CancelledError and may clean up.
+
+        A second cancel, or one of a cancelled run, changes nothing. Raises `RunNotFound`; `RunEnded` when it
+        succeeded or failed before.
+        """
+        ended = await self._parts.store.cancel_unentered(
+            run_id, batch_id=self._parts.randomness.bits63(), reason=reason
+        )
+        if ended:
+            self._parts.bus.publish([Hint(HintKind.DONE, run_id, slot_of(run_id))])
+            return
+        outcome = await self._send(Message(run_id, "cancel", MessageKind.CANCEL, body=reason))
+        if outcome.status is SendStatus.ENDED:
+            record = await self._existing(run_id)
+            if record.status is RunStatus.CANCELLED:
+                return
+        self._check_sent(outcome, run_id, "cancel")
+
+    async def resume(self, run_id: str) -> None:
+        """Let a run on hold (crash loop, nondeterminism, operator) go on, with a new crash budget.
+
+        Raises `RunNotFound`; `WrongStatus` when it is not on hold.
+        """
+        released = await self._parts.store.release_hold(
+            run_id, batch_id=self._parts.randomness.bits63()
+        )
+        if not released:
+            record = await self._existing(run_id)
+            raise WrongStatus(run_id, "resume", record.status, "only a run on hold can be resumed")
+        self._parts.bus.publish([Hint(HintKind.START, run_id, slot_of(run_id))])
+
+    async def retry(self, run_id: str, payload: Any = KEEP) -> Handle[Any]:
+        """A fresh run, with a new id, of a failed or cancelled one; ``payload`` replaces the original.
+
+        Raises `RunNotFound`, `WrongStatus` for other statuses, `UnknownWorkflowError`/`WorkflowPayloadError` for a new payload.
+        """
+        record = await self._existing(run_id)
+        if record.status not in (RunStatus.FAILED, RunStatus.CANCELLED):
+            raise WrongStatus(
+                run_id, "retry", record.status, "only failed and cancelled runs can be retried"
+            )
+        definition = self._known(record.workflow)
+        text = record.payload
+        if payload is not KEEP:
+            definition = self._parts.registry.get(record.workflow)
+            text = definition.encode_payload(payload, limit=self._parts.settings.payload_limit)
+        fresh = self._new_id()
+        run = NewRun(
+            run_id=fresh,
+            slot=slot_of(fresh),
+            workflow=record.workflow,
+            start_token=self._parts.randomness.bits63(),
+            payload=text,
+            seed=self._parts.randomness.bits63(),
+            version=record.version,
+            source=record.source,
+            tenant=record.tenant,
+            subject=record.subject,
+            trace=record.trace,
+            tags=record.tags,
+            format=FORMAT if payload is not KEEP else record.payload_format,
+        )
+        await self._starts.start(run)
+        self._parts.bus.publish([Hint(HintKind.START, fresh, run.slot)])
+        return Handle(self, fresh, "running", definition)
+
+    async def _send(self, message: Message) -> SendOutcome:
+        """Waits for the run's wake row (bounded by the store); an unknown outcome is settled by the message id."""
+        tries = 0
+        while True:
+            try:
+                outcome = await self._parts.store.send_message(
+                    message, mailbox_limit=self._parts.settings.mailbox_limit
+                )
+                break
+            except (ConflictError, UnknownOutcome):
+                tries += 1
+                if tries == SEND_TRIES:
+                    raise
+        if outcome.status is SendStatus.DELIVERED or outcome.status is SendStatus.DUPLICATE:
+            self._parts.bus.publish([Hint(HintKind.WAKE, message.run_id, slot_of(message.run_id))])
+        return outcome
+
+    def _check_sent(self, outcome: SendOutcome, run_id: str, what: str) -> None:
+        if outcome.status is SendStatus.UNKNOWN_RUN:
+            raise RunNotFound(run_id)
+        if outcome.status is SendStatus.ENDED:
+            raise RunEnded(run_id, what)
+        if outcome.status is SendStatus.FULL:
+            raise MailboxFull(run_id, what, self._parts.settings.mailbox_limit)
+
+    def _known(self, workflow: str) -> WorkflowDefinition[Any, Any] | None:
+        registry = self._parts.registry
+        return registry.get(workflow) if workflow in registry else None
+
+    async def _existing(self, run_id: str) -> RunRecord:
+        record = await self._parts.store.read_run(run_id)
+        if record is None:
+            raise RunNotFound(run_id)
+        return record
+
+
+def _status(value: RunStatus | str) -> RunStatus:
+    try:
+        return RunStatus(value)
+    except ValueError:
+        valid = ", ".join(RunStatus)
+        raise InputError(f"unknown status {value!r}: use one of {valid}") from None
+
+
+def _joined(tags: Sequence[str]) -> str | None:
+    return ",".join(dict.fromkeys(tags)) or None

@@ -1,0 +1,372 @@
+"""One run in memory: its body, its running steps, and the one write it may have under way.
+
+The body asks (BodyPort), the activation answers: entries gather until the gate is free, then leave as one write;
+nothing else of this run is sent before its verdict is known (R1). What is written is decided in `decisions`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from perdure.runtime.authoring.definitions import WorkflowDefinition
+from perdure.runtime.body import Body, Ending, StepCall
+from perdure.runtime.engine.committer import Answer
+from perdure.runtime.engine.decisions import (
+    LookAgain,
+    failure_of,
+    finish_of,
+    hold_of,
+    park_decision,
+)
+from perdure.runtime.engine.executor import RunningStep, StepExecutor
+from perdure.runtime.engine.slots import Slots
+from perdure.storage.errors import DataRefused
+from perdure.storage.model import (
+    ClaimedRun,
+    Entry,
+    EntryKind,
+    Finish,
+    Mailbox,
+    MessageKind,
+    Park,
+    Reason,
+    RunEvent,
+    RunWrite,
+    Verdict,
+)
+
+if TYPE_CHECKING:
+    from perdure.runtime.authoring.context import Context
+
+log = structlog.get_logger("perdure.run")
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What every activation of an engine shares."""
+
+    host: asyncio.AbstractEventLoop
+    now: Callable[[], float]
+    submit: Callable[[RunWrite, Callable[[Answer], None]], None]
+    executor: StepExecutor
+    park_after: float
+    result_limit: int
+    slots: Slots
+    want_mail: Callable[[Activation], None]
+    gone: Callable[[Activation, Departure], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """How a run left memory. finish, park: what was committed; reload: the row must be claimed anew."""
+
+    finish: Finish | None = None
+    park: Park | None = None
+    reload: bool = False
+
+
+class Activation:
+    """Implements the body's port for one claimed run."""
+
+    def __init__(
+        self,
+        run: ClaimedRun,
+        around: Surroundings,
+    ) -> None:
+        self.run = run
+        self.around = around
+        self.body: Body | None = None
+        self.steps: dict[str, RunningStep] = {}
+        self.seen = run.wake_seq
+        self.leaving = False
+        self.gone = False
+        self._definition: WorkflowDefinition[Any, Any] | None = None
+        self._revision = run.revision
+        self._entries: list[Entry] = []
+        self._consumed: list[tuple[str, int]] = []
+        self._events: list[RunEvent] = []
+        self._flight: RunWrite | None = None
+        self._ending: Ending | None = None
+        self._quiet_since = around.now()
+        self._look_again: asyncio.TimerHandle | None = None
+        self._cancel_reason: str | None = None
+        self._unstorable = False
+        self._slotted = False
+        self.record_attempts = run.taken_over
+        self._hold_slot(True)
+
+    # -- life
+    def begin(
+        self,
+        definition: WorkflowDefinition[Any, Any],
+        context: Callable[[Body, Activation], Context],
+        payload: Any,
+        journal: Sequence[Entry],
+        mailbox: Mailbox | None,
+    ) -> None:
+        """Enter the body; it runs from the next turn of the host loop on."""
+        self._definition = definition
+        for entry in journal:
+            if entry.kind is EntryKind.CANCEL:
+                self._cancel_reason = entry.output
+
+        def main(body: Body) -> Any:
+            return definition.call(context(body, self), payload)
+
+        self.body = Body(
+            host=self.around.host,
+            main=main,
+            entered_at=self.run.entered_at,
+            journal=journal,
+            clock=self.around.now,
+            port=self,
+            name=self.run.run_id,
+        )
+        if mailbox is not None:
+            self.mail(mailbox)
+        if self.leaving:
+            self.body.hold_starts(True)
+        self.body.begin()
+
+    def mail(self, mailbox: Mailbox) -> None:
+        """The mailbox as just read: the only thing that moves ``seen`` (R6)."""
+        if self.gone or self.body is None:
+            return
+        self.seen = mailbox.wake_seq
+        for message in mailbox.messages:
+            if message.kind is MessageKind.CANCEL and self._cancel_reason is None:
+                self._cancel_reason = message.body
+        self.body.mail(mailbox.messages, mailbox.db_now)
+
+    def leave(self) -> None:
+        """The shard is being handed over: start no more steps, park as soon as none is running."""
+        self.leaving = True
+        if self.body is not None:
+            self.body.hold_starts(True)
+            self._advance()
+
+    def drop(self, *, lost_ownership: bool) -> None:
+        """Out of memory, without a write. Whatever the body does from here on is thrown away (R7)."""
+        if self.gone:
+            return
+        self.gone = True
+        self._silence(lost_ownership=lost_ownership)
+        self._hold_slot(False)
+
+    def _silence(self, *, lost_ownership: bool) -> None:
+        """End the body and its steps; nothing they do from here on is looked at (R7)."""
+        if self._look_again is not None:
+            self._look_again.cancel()
+        for step in list(self.steps.values()):
+            step.stop(lost_ownership=lost_ownership)
+        self.steps.clear()
+        if self.body is not None:
+            for name in self.body.unwind():
+                log.warning("run.still-running", run_id=self.run.run_id, task=name)
+
+    def hold(self, reason: Reason, event: RunEvent) -> None:
+        """Suspend without entering the body (crash loop)."""
+        self._events.append(event)
+        self._send(hold_of(reason, self.seen))
+
+    def fail(self, error: BaseException) -> None:
+        """End as failed without entering the body (a payload that does not decode)."""
+        self._send(failure_of(error, parent_id=self.run.parent_id))
+
+    @property
+    def running_steps(self) -> Sequence[str]:
+        return list(self.steps)
+
+    # -- BodyPort
+    def recorded(self, entry: Entry, message_id: str | None) -> None:
+        self._entries.append(entry)
+        if message_id is not None:
+            self._consumed.append((message_id, entry.seq))
+
+    def event(self, event: RunEvent) -> None:
+        self._events.append(event)
+
+    def start_step(
+        self, key: str, call: StepCall, attempt: int, context: contextvars.Context
+    ) -> None:
+        self._hold_slot(True)
+        self.steps[key] = self.around.executor.start(self, key, call, attempt, context)
+
+    def abandon_step(self, key: str) -> None:
+        step = self.steps.pop(key, None)
+        if step is not None:
+            step.stop(lost_ownership=False)
+
+    def want_mail(self) -> None:
+        self.around.want_mail(self)
+
+    def quiescent(self) -> None:
+        self._quiet_since = self.around.now()
+        self._advance()
+
+    def ended(self, ending: Ending) -> None:
+        self._ending = ending
+        for key in list(self.steps):
+            self.abandon_step(key)
+        for warning in ending.warnings:
+            log.warning("run.left-pending", run_id=self.run.run_id, what=warning)
+            self._events.append(RunEvent("left-pending", self.around.now(), warning))
+        self._advance()
+
+    # -- steps report here
+    def step_done(
+        self, key: str, attempt: int, output: str | None, error: str | None, started_at: float
+    ) -> None:
+        self.steps.pop(key, None)
+        if not self.gone and self.body is not None:
+            self.body.step_done(
+                key, attempt=attempt, output=output, error=error, started_at=started_at
+            )
+
+    def attempt_failed(self, key: str, attempt: int, error: str, retry_at: float) -> None:
+        self.steps.pop(key, None)
+        if not self.gone and self.body is not None:
+            self.body.attempt_failed(key, attempt=attempt, error=error, retry_at=retry_at)
+
+    # -- the gate
+    def _advance(self) -> None:
+        """Send what is due to be written, if nothing is under way."""
+        if self.gone or self._flight is not None or self.body is None:
+            return
+        if self._ending is not None:
+            self._send(self._final(self._ending))
+        elif (park := self._park()) is not None:
+            self.body.freeze()
+            self._send(park)
+        elif self._entries:
+            self._send(None)
+        else:
+            self._hold_slot(bool(self.steps) or self.body.idle() is None)
+
+    def _hold_slot(self, wanted: bool) -> None:
+        """A slot is held by a turn, a running step or a write, never by a wait."""
+        if wanted and not self._slotted:
+            self._slotted = True
+            self.around.slots.take()
+        elif not wanted and self._slotted:
+            self._slotted = False
+            self.around.slots.give_back()
+
+    def _park(self) -> Park | None:
+        assert self.body is not None
+        idle = self.body.idle()
+        if idle is None or self.steps:
+            return None
+        decision = park_decision(
+            idle,
+            now=self.around.now(),
+            quiet_since=self._quiet_since,
+            park_after=self.around.park_after,
+            leaving=self.leaving,
+        )
+        if isinstance(decision, LookAgain):
+            self._schedule_look(decision.at)
+            return None
+        if decision is None:
+            return None
+        self._events.append(RunEvent("run-suspended", self.around.now(), decision.reason))
+        return Park(decision.wake_at, self.seen, decision.reason)
+
+    def _schedule_look(self, at: float) -> None:
+        if self._look_again is not None:
+            self._look_again.cancel()
+        delay = max(0.0, at - self.around.now())
+        self._look_again = self.around.host.call_later(delay, self._advance)
+
+    def _final(self, ending: Ending) -> Finish | Park:
+        assert self.body is not None and self._definition is not None
+        if ending.kind == "nondeterminism":
+            self._entries.clear()
+            self._consumed.clear()
+            text = str(ending.error)
+            log.error("run.nondeterminism", run_id=self.run.run_id, error=text)
+            self._events.append(RunEvent("nondeterminism-suspected", self.around.now(), text))
+            return hold_of(Reason.NONDETERMINISM, self.seen)
+        result: str | None = None
+        if ending.kind == "returned":
+            try:
+                result = self._definition.encode_result(
+                    ending.value, limit=self.around.result_limit
+                )
+            except Exception as error:  # the result does not fit its type: the run fails, visibly
+                return failure_of(error, parent_id=self.run.parent_id)
+        return finish_of(
+            ending,
+            result=result,
+            cancelled=self.body.cancelled,
+            reason=self._cancel_reason,
+            parent_id=self.run.parent_id,
+        )
+
+    def _send(self, outcome: Park | Finish | None) -> None:
+        write = RunWrite(
+            self.run.run_id,
+            self.run.claim_id,
+            self._revision,
+            entries=self._entries,
+            consumed=self._consumed,
+            events=self._events,
+            outcome=outcome,
+        )
+        self._entries, self._consumed, self._events = [], [], []
+        self._flight = write
+        self.around.submit(write, self._answered)
+
+    def _answered(self, answer: Answer) -> None:
+        write, self._flight = self._flight, None
+        if self.gone or write is None:
+            return
+        if isinstance(answer, DataRefused):
+            self._refused(answer)
+        elif answer is Verdict.COMMITTED or answer is Verdict.PARK_REFUSED:
+            self._committed(write, refused=answer is Verdict.PARK_REFUSED)
+        elif answer is Verdict.PARKED:
+            assert isinstance(write.outcome, Park)
+            self._depart(Departure(park=write.outcome))
+        else:
+            lost = answer is Verdict.FENCED
+            log.warning("run.fenced" if lost else "run.reload", run_id=self.run.run_id)
+            self.drop(lost_ownership=lost)
+            self.around.gone(self, Departure(reload=answer is Verdict.RELOAD))
+
+    def _committed(self, write: RunWrite, *, refused: bool) -> None:
+        if isinstance(write.outcome, Finish):
+            self._depart(Departure(finish=write.outcome))
+            return
+        self._revision += 1
+        if self.body is None:
+            return
+        if write.entries:
+            self.body.committed(write.entries[-1].seq)
+        if isinstance(write.outcome, Park):
+            assert refused, "a park that was not refused has left"
+            self._quiet_since = self.around.now()
+            self.body.thaw()
+            self.around.want_mail(self)
+        self._advance()
+
+    def _depart(self, departure: Departure) -> None:
+        self.drop(lost_ownership=False)
+        self.around.gone(self, departure)
+
+    def _refused(self, error: DataRefused) -> None:
+        """The database refuses this run's data: the run fails with that reason, its neighbours have committed (R8)."""
+        if self._unstorable:
+            log.error("run.unstorable", run_id=self.run.run_id, error=str(error))
+            self._depart(Departure())
+            return
+        self._unstorable = True
+        self._silence(lost_ownership=False)
+        self._entries, self._consumed, self._events = [], [], []
+        self._send(failure_of(error, parent_id=self.run.parent_id))

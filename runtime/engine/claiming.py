@@ -1,0 +1,244 @@
+"""The claim loop: which shards are looked into when, and with how many slots.
+
+Hinted shards are asked at once, due timers at their instant, everything every few seconds (the safety scan), orphans
+after a take-over, after a claim of unknown outcome and once a minute. One claim is under way at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+
+import structlog
+
+from perdure.runtime.engine.due import DueTimes
+from perdure.runtime.engine.pacing import Backoff
+from perdure.runtime.engine.slots import Slots
+from perdure.sharding.slots import shard_of
+from perdure.storage.clock import Randomness
+from perdure.storage.errors import (
+    ConflictError,
+    DatabaseUnavailable,
+    RunnerDeclaredDead,
+    UnknownOutcome,
+)
+from perdure.storage.interface import RunStore
+from perdure.storage.model import ClaimedRun, ClaimRequest, Claims, ShardHold
+
+log = structlog.get_logger("perdure.claim")
+
+PER_SHARD = 50
+MOST_PER_CLAIM = 200
+AHEAD = 0.01
+"""Seconds before its instant that a due run may be taken: its body then waits the rest on the runner's own clock."""
+HORIZON = 15.0
+"""Seconds; parked runs due within it are noted in the heap at each scan."""
+UPCOMING_LIMIT = 10_000
+ORPHAN_PERIOD = 60.0
+
+
+class Claimer:
+    """Looks for runs to take.
+
+    holds: the shards held now (shard_id → hold), vacating ones left out.
+    in_memory: claim ids being executed. taken: gets each claimed run, on the loop.
+    now: database time. scan: seconds between safety scans, ± 20 %. unknown_ends: seconds after which a statement cut
+    off in flight has certainly ended (the storage deadline).
+    """
+
+    def __init__(
+        self,
+        store: RunStore,
+        runner_id: int,
+        randomness: Randomness,
+        *,
+        shard_count: int,
+        workflows: Callable[[], Sequence[str]],
+        holds: Callable[[], Mapping[int, ShardHold]],
+        in_memory: Callable[[], Sequence[int]],
+        taken: Callable[[Sequence[ClaimedRun]], None],
+        slots: Slots,
+        now: Callable[[], float],
+        observe: Callable[[float], None],
+        may_write: Callable[[], Awaitable[None]],
+        declared_dead: Callable[[], None],
+        scan: float,
+        unknown_ends: float,
+    ) -> None:
+        self._store = store
+        self._runner_id = runner_id
+        self._randomness = randomness
+        self._shard_count = shard_count
+        self._workflows = workflows
+        self._holds = holds
+        self._in_memory = in_memory
+        self._taken = taken
+        self._slots = slots
+        self._now = now
+        self._observe = observe
+        self._may_write = may_write
+        self._declared_dead = declared_dead
+        self._scan = scan
+        self._unknown_ends = unknown_ends
+        self.due = DueTimes()
+        self._hinted: dict[int, None] = {}
+        self._orphaned: dict[int, None] = {}
+        self._wanted = asyncio.Event()
+        self._resting = asyncio.Event()
+        self._resting.set()
+
+    # -- what asks for a claim
+    def hint_slots(self, slots: Iterable[int]) -> None:
+        """A run of each of these slots may be due."""
+        holds = self._holds()
+        for slot in slots:
+            shard = shard_of(slot, self._shard_count)
+            if shard in holds:
+                self._hinted[shard] = None
+        if self._hinted:
+            self._wanted.set()
+
+    def hint_all(self) -> None:
+        self._hinted.update(dict.fromkeys(self._holds()))
+        self._wanted.set()
+
+    def look_for_orphans(self, shards: Iterable[int]) -> None:
+        """Runs left `running` by a dead runner, or claimed by me without my knowing."""
+        self._orphaned.update(dict.fromkeys(shards))
+        self._wanted.set()
+
+    def slot_freed(self) -> None:
+        if self._hinted or self._orphaned:
+            self._wanted.set()
+
+    async def resting(self) -> None:
+        """Returns when no claim is under way: what one took has been reported by then."""
+        await self._resting.wait()
+
+    # -- the loops
+    async def run(self) -> None:
+        while True:
+            await self._until_wanted()
+            for_slots = self.due.pop_due(self._now() + AHEAD)
+            self.hint_slots(for_slots)
+            if self._slots.free == 0:
+                self._wanted.clear()
+                continue
+            if self._hinted or self._orphaned:
+                await self._claim()
+
+    async def run_scans(self) -> None:
+        """The safety scan: finds what every hint missed (R5)."""
+        last_orphans = self._now()
+        while True:
+            await asyncio.sleep(self._scan * (0.8 + 0.4 * self._randomness.fraction()))
+            if self._now() - last_orphans >= ORPHAN_PERIOD:
+                last_orphans = self._now()
+                self.look_for_orphans(self._holds())
+            self.hint_all()
+            await self._note_upcoming()
+
+    async def _note_upcoming(self) -> None:
+        holds = list(self._holds().values())
+        if not holds:
+            return
+        try:
+            upcoming = await self._store.upcoming(
+                self._runner_id, holds, self._now() + HORIZON, UPCOMING_LIMIT
+            )
+        except (DatabaseUnavailable, ConflictError, UnknownOutcome) as error:
+            log.warning("claim.upcoming-unavailable", error=str(error))
+            return
+        for run_id, slot, wake_at in upcoming:
+            self.note_due(run_id, slot, wake_at)
+
+    def note_due(self, run_id: str, slot: int, wake_at: float) -> None:
+        """A parked run of mine falls due at ``wake_at``."""
+        if wake_at <= self._now() + HORIZON:
+            first = self.due.first()
+            self.due.note(run_id, slot, wake_at)
+            if first is None or wake_at < first:
+                self._wanted.set()
+
+    async def _until_wanted(self) -> None:
+        """Until somebody asks or the first timer falls due."""
+        if (self._hinted or self._orphaned) and self._slots.free:
+            return
+        self._wanted.clear()
+        first = self.due.first()
+        if first is None:
+            await self._wanted.wait()
+            return
+        rest = first - self._now()
+        if rest <= AHEAD:
+            return
+        loop = asyncio.get_running_loop()
+        alarm = loop.call_later(rest, self._wanted.set)
+        try:
+            await self._wanted.wait()
+        finally:
+            alarm.cancel()
+
+    async def _claim(self) -> None:
+        holds = self._holds()
+        orphans = bool(self._orphaned)
+        asked = [s for s in (self._orphaned if orphans else self._hinted) if s in holds]
+        (self._orphaned if orphans else self._hinted).clear()
+        if not asked:
+            return
+        await self._may_write()
+        limit = min(self._slots.free, MOST_PER_CLAIM)
+        if limit == 0:
+            self._ask_again(asked, orphans)
+            return
+        request = ClaimRequest(
+            runner_id=self._runner_id,
+            holds=[holds[s] for s in asked],
+            workflows=self._workflows(),
+            in_memory=self._in_memory() if orphans else (),
+            limit=limit,
+            per_shard=PER_SHARD,
+            orphans=orphans,
+            ahead=AHEAD,
+        )
+        self._resting.clear()
+        try:
+            await self._ask(request, asked)
+        finally:
+            self._resting.set()
+
+    async def _ask(self, request: ClaimRequest, asked: Sequence[int]) -> None:
+        try:
+            claims = await self._store.claim_runs(request)
+        except UnknownOutcome as error:
+            log.warning("claim.unknown", error=str(error))
+            self._ask_again(asked, orphans=True)
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._unknown_ends, self.look_for_orphans, list(asked))
+            await Backoff(self._randomness).wait()
+        except (DatabaseUnavailable, ConflictError) as error:
+            log.warning("claim.unavailable", error=str(error))
+            self._ask_again(asked, request.orphans)
+            await asyncio.sleep(Backoff.delay(4, self._randomness.fraction()))
+        except RunnerDeclaredDead:
+            self._declared_dead()
+        else:
+            self._received(claims, asked, request)
+
+    def _received(self, claims: Claims, asked: Sequence[int], request: ClaimRequest) -> None:
+        self._observe(claims.db_now)
+        for run in claims.runs:
+            self.due.forget(run.run_id)
+        self._taken(claims.runs)
+        if claims.more:
+            self._ask_again(asked, request.orphans)
+            return
+        per_shard = Counter(shard_of(run.slot, self._shard_count) for run in claims.runs)
+        full = [shard for shard, n in per_shard.items() if n >= PER_SHARD]
+        if full:
+            self._ask_again(full, request.orphans)
+
+    def _ask_again(self, shards: Sequence[int], orphans: bool) -> None:
+        (self._orphaned if orphans else self._hinted).update(dict.fromkeys(shards))
+        self._wanted.set()

@@ -1,0 +1,167 @@
+"""The committer: every durable write of a held run goes through here, many runs sharing one transaction.
+
+It knows nothing of bodies. A submission ends in exactly one verdict, given to its callback on the loop; what may be
+sent again is sent again here, out of sight of the body (R1, R8, R9).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from perdure.runtime.engine.group import GroupCommit
+from perdure.runtime.engine.pacing import Backoff
+from perdure.storage.clock import Randomness
+from perdure.storage.errors import (
+    ConflictError,
+    DatabaseUnavailable,
+    DataRefused,
+    RunnerDeclaredDead,
+    StorageError,
+    UnknownOutcome,
+)
+from perdure.storage.interface import RunStore
+from perdure.storage.model import Finish, RunWrite, Verdict
+
+log = structlog.get_logger("perdure.committer")
+
+Answer = Verdict | DataRefused
+ENTRY_OVERHEAD = 200
+
+
+@dataclass(slots=True)
+class Submission:
+    """A run's write on its way. ``tries``: how often it was set aside."""
+
+    write: RunWrite
+    done: Callable[[Answer], None]
+    bytes: int
+    tries: int = 0
+
+
+def write_bytes(write: RunWrite) -> int:
+    """Roughly what a write weighs on the wire."""
+    total = ENTRY_OVERHEAD
+    for entry in write.entries:
+        total += ENTRY_OVERHEAD + len(entry.input or "") + len(entry.output or "")
+        total += len(entry.error or "")
+    if isinstance(write.outcome, Finish):
+        total += len(write.outcome.result or "") + len(write.outcome.error or "")
+    return total
+
+
+class Committer:
+    """One lane of group commits for one runner.
+
+    may_write: awaited before each batch; returns while the runner's lease is trusted, so that a runner that lost the
+    database waits here instead of sending what the fence would refuse.
+    declared_dead: called once when the store says so; nothing is sent afterwards.
+    """
+
+    def __init__(
+        self,
+        store: RunStore,
+        runner_id: int,
+        randomness: Randomness,
+        *,
+        may_write: Callable[[], Awaitable[None]],
+        declared_dead: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._runner_id = runner_id
+        self._randomness = randomness
+        self._may_write = may_write
+        self._declared_dead = declared_dead
+        self._dead = False
+        self._delayed: set[asyncio.TimerHandle] = set()
+        self._group: GroupCommit[Submission] = GroupCommit(self._flush, size=lambda s: s.bytes)
+
+    def submit(self, write: RunWrite, done: Callable[[Answer], None]) -> None:
+        """``done`` gets COMMITTED, PARKED, PARK_REFUSED, RELOAD, FENCED or the `DataRefused` of this write alone."""
+        self._group.add(Submission(write, done, write_bytes(write)))
+
+    async def run(self) -> None:
+        try:
+            await self._group.run()
+        finally:
+            for handle in self._delayed:
+                handle.cancel()
+
+    async def _flush(self, batch: list[Submission]) -> None:
+        if self._dead:
+            return
+        batch_id = self._randomness.bits63()
+        writes = [s.write for s in batch]
+        backoff = Backoff(self._randomness)
+        while True:
+            await self._may_write()
+            try:
+                verdicts = await self._store.commit_writes(self._runner_id, batch_id, writes)
+            except UnknownOutcome as error:
+                log.warning("commit.unknown", runs=len(batch), error=str(error))
+                verdicts = await self._settle(batch_id, writes)
+            except (DatabaseUnavailable, ConflictError) as error:
+                log.warning("commit.unavailable", runs=len(batch), error=str(error))
+                await backoff.wait()
+                continue
+            except DataRefused as error:
+                await self._isolate(batch, error)
+                return
+            except RunnerDeclaredDead:
+                self._die()
+                return
+            self._answer(batch, verdicts)
+            return
+
+    async def _settle(self, batch_id: int, writes: Sequence[RunWrite]) -> Mapping[str, Verdict]:
+        backoff = Backoff(self._randomness)
+        while True:
+            try:
+                return await self._store.settle_writes(self._runner_id, batch_id, writes)
+            except RunnerDeclaredDead:
+                self._die()
+                return {}
+            except StorageError as error:
+                log.warning("commit.unsettled", runs=len(writes), error=str(error))
+                await backoff.wait()
+
+    async def _isolate(self, batch: list[Submission], error: DataRefused) -> None:
+        """Halve until the culprit is alone: a row that cannot be stored hurts nobody else (R8)."""
+        if len(batch) == 1:
+            log.error("commit.refused", run_id=batch[0].write.run_id, error=str(error))
+            batch[0].done(error)
+            return
+        middle = len(batch) // 2
+        await self._flush(batch[:middle])
+        await self._flush(batch[middle:])
+
+    def _answer(self, batch: list[Submission], verdicts: Mapping[str, Verdict]) -> None:
+        for submission in batch:
+            verdict = verdicts.get(submission.write.run_id)
+            if verdict is None:
+                continue  # declared dead while settling: nobody is told anything any more
+            if verdict is Verdict.AGAIN:
+                self._set_aside(submission)
+            else:
+                submission.done(verdict)
+
+    def _set_aside(self, submission: Submission) -> None:
+        """Somebody holds one of its rows: the others have committed, this one is sent again a little later."""
+        delay = Backoff.delay(submission.tries, self._randomness.fraction())
+        submission.tries += 1
+        loop = asyncio.get_running_loop()
+
+        def again() -> None:
+            self._delayed.discard(handle)
+            self._group.add(submission)
+
+        handle = loop.call_later(delay, again)
+        self._delayed.add(handle)
+
+    def _die(self) -> None:
+        if not self._dead:
+            self._dead = True
+            self._declared_dead()

@@ -1,0 +1,325 @@
+"""The engine of one runner: the runs it has in memory and the services that feed them.
+
+It is the shards' user: it is told of shards gained and asked to vacate them; between, it claims their due runs,
+enters bodies, and sees runs off when they finish or park.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+
+import structlog
+
+from perdure.runtime.authoring.context import Context, RunFacts
+from perdure.runtime.authoring.errors import WorkflowCrashLooped
+from perdure.runtime.authoring.registry import Registry
+from perdure.runtime.body import Body
+from perdure.runtime.engine.activation import Activation, Departure, Surroundings
+from perdure.runtime.engine.claiming import Claimer
+from perdure.runtime.engine.committer import Committer
+from perdure.runtime.engine.executor import StepExecutor
+from perdure.runtime.engine.mail import MailReader
+from perdure.runtime.engine.pacing import Backoff
+from perdure.runtime.engine.slots import Slots
+from perdure.runtime.hints import HintBus
+from perdure.sharding.slots import shard_of, slot_of
+from perdure.storage.clock import Randomness
+from perdure.storage.errors import StorageError
+from perdure.storage.interface import RunStore
+from perdure.storage.model import (
+    ClaimedRun,
+    Entry,
+    Hint,
+    HintKind,
+    Mailbox,
+    Reason,
+    RunEvent,
+    ShardHold,
+)
+
+log = structlog.get_logger("perdure.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Figures of one runner. Times in seconds; defaults are the settings' defaults."""
+
+    slots: int = 200
+    park_after: float = 5.0
+    max_reclaims: int = 3
+    scan: float = 5.0
+    storage_deadline: float = 5.0
+    shard_count: int = 256
+    step_result_limit: int = 2 * 1024 * 1024
+    input_record_limit: int = 16 * 1024
+    result_limit: int = 2 * 1024 * 1024
+
+
+class Engine:
+    """Executes the runs of the shards this runner holds.
+
+    holds: shards held now. now: database time. may_write: returns while the lease is trusted.
+    declared_dead: called when a write learns that this runner was declared dead.
+    """
+
+    def __init__(
+        self,
+        store: RunStore,
+        runner_id: int,
+        registry: Registry,
+        config: EngineConfig,
+        *,
+        randomness: Randomness,
+        bus: HintBus,
+        holds: Callable[[], Mapping[int, ShardHold]],
+        now: Callable[[], float],
+        observe: Callable[[float], None],
+        may_write: Callable[[], Awaitable[None]],
+        declared_dead: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._config = config
+        self._randomness = randomness
+        self._bus = bus
+        self._holds = holds
+        self._now = now
+        self._runs: dict[str, Activation] = {}
+        self._by_shard: dict[int, dict[str, Activation]] = {}
+        self._vacating: dict[int, asyncio.Event] = {}
+        self._loading: set[asyncio.Task[None]] = set()
+        self._slots = Slots(config.slots, self._slot_freed)
+        self._committer = Committer(
+            store, runner_id, randomness, may_write=may_write, declared_dead=declared_dead
+        )
+        self._claimer = Claimer(
+            store,
+            runner_id,
+            randomness,
+            shard_count=config.shard_count,
+            workflows=registry.names,
+            holds=self._claimable,
+            in_memory=lambda: [a.run.claim_id for a in self._runs.values()],
+            taken=self._taken,
+            slots=self._slots,
+            now=now,
+            observe=observe,
+            may_write=may_write,
+            declared_dead=declared_dead,
+            scan=config.scan,
+            unknown_ends=config.storage_deadline,
+        )
+        self._mail = MailReader(store, randomness, self._runs.get)
+        host = asyncio.get_running_loop()
+        self._around = Surroundings(
+            host=host,
+            now=now,
+            submit=self._committer.submit,
+            executor=StepExecutor(
+                host,
+                now,
+                randomness,
+                park_after=config.park_after,
+                result_limit=config.step_result_limit,
+            ),
+            result_limit=config.result_limit,
+            park_after=config.park_after,
+            slots=self._slots,
+            want_mail=lambda activation: self._mail.poke(activation.run.run_id),
+            gone=self._gone,
+        )
+
+    # -- services
+    async def run(self) -> None:
+        """Serves until cancelled; then everything in memory is dropped without a write."""
+        unsubscribe = self._bus.subscribe(self._hinted)
+        try:
+            async with asyncio.TaskGroup() as services:
+                services.create_task(self._committer.run(), name="committer")
+                services.create_task(self._claimer.run(), name="claimer")
+                services.create_task(self._claimer.run_scans(), name="safety scan")
+                services.create_task(self._mail.run(), name="mail reader")
+                services.create_task(self._run_mail_scans(), name="mail scan")
+        finally:
+            unsubscribe()
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Drop every run in memory: another runner has them, or will."""
+        for task in self._loading:
+            task.cancel()
+        for activation in list(self._runs.values()):
+            activation.drop(lost_ownership=True)
+        self._runs.clear()
+        self._by_shard.clear()
+        for emptied in self._vacating.values():
+            emptied.set()
+
+    # -- the shards' user
+    def gained(self, holds: Sequence[ShardHold]) -> None:
+        """Shards just taken: whatever their last holder left is looked for at once."""
+        self._claimer.look_for_orphans(h.shard_id for h in holds)
+
+    async def vacate(self, shard_id: int) -> None:
+        """Claim nothing more of it, start no more steps, park what is idle; returns when none of its runs is left."""
+        emptied = self._vacating.setdefault(shard_id, asyncio.Event())
+        try:
+            await self._claimer.resting()
+            for activation in list(self._by_shard.get(shard_id, {}).values()):
+                activation.leave()
+            if self._by_shard.get(shard_id):
+                await emptied.wait()
+        finally:
+            self._vacating.pop(shard_id, None)
+
+    # -- what `status` and `why` show
+    @property
+    def in_memory(self) -> int:
+        return len(self._runs)
+
+    def find(self, run_id: str) -> Activation | None:
+        return self._runs.get(run_id)
+
+    @property
+    def at_work(self) -> int:
+        return self._slots.taken
+
+    # -- claiming
+    def _claimable(self) -> Mapping[int, ShardHold]:
+        holds = self._holds()
+        if not self._vacating:
+            return holds
+        return {shard: hold for shard, hold in holds.items() if shard not in self._vacating}
+
+    def _slot_freed(self) -> None:
+        self._claimer.slot_freed()
+
+    def _taken(self, runs: Sequence[ClaimedRun]) -> None:
+        resumed: list[Activation] = []
+        for run in runs:
+            activation = Activation(run, self._around)
+            self._runs[run.run_id] = activation
+            shard = shard_of(run.slot, self._config.shard_count)
+            self._by_shard.setdefault(shard, {})[run.run_id] = activation
+            if shard in self._vacating:
+                activation.leave()
+            if run.reclaim_count >= self._config.max_reclaims:
+                self._crash_looped(activation)
+            elif run.next_seq > 1 or run.wake_seq > 0:
+                resumed.append(activation)
+            else:
+                self._enter(activation, (), None)
+        if resumed:
+            task = asyncio.get_running_loop().create_task(self._load(resumed), name="journals")
+            self._loading.add(task)
+            task.add_done_callback(self._loading.discard)
+
+    async def _load(self, activations: Sequence[Activation]) -> None:
+        """Read journals and mailboxes; the claims are ours, so this is tried until the database answers."""
+        run_ids = [a.run.run_id for a in activations]
+        backoff = Backoff(self._randomness)
+        while True:
+            try:
+                journals = await self._store.read_journals(run_ids)
+                mailboxes = await self._store.read_mailboxes(run_ids)
+                break
+            except StorageError as error:
+                log.warning("load.unavailable", runs=len(run_ids), error=str(error))
+                await backoff.wait()
+        for activation in activations:
+            if not activation.gone:
+                run_id = activation.run.run_id
+                self._enter(activation, journals[run_id], mailboxes.get(run_id))
+
+    def _enter(
+        self, activation: Activation, journal: Sequence[Entry], mailbox: Mailbox | None
+    ) -> None:
+        run = activation.run
+        definition = self._registry.get(run.workflow)
+        try:
+            payload = definition.decode_payload(run.payload)
+        except Exception as error:  # a payload that does not decode fails its run, visibly (R8)
+            log.error("run.undecodable", run_id=run.run_id, workflow=run.workflow, error=str(error))
+            activation.fail(error)
+            return
+        activation.begin(definition, self._context_of, payload, journal, mailbox)
+
+    def _crash_looped(self, activation: Activation) -> None:
+        run = activation.run
+        error = WorkflowCrashLooped(run.run_id, run.reclaim_count)
+        log.error("run.crashlooped", run_id=run.run_id, workflow=run.workflow, error=str(error))
+        activation.hold(Reason.CRASH_LOOP, RunEvent("run-crashlooped", self._now(), str(error)))
+
+    # -- departures
+    def _gone(self, activation: Activation, departure: Departure) -> None:
+        run = activation.run
+        self._runs.pop(run.run_id, None)
+        shard = shard_of(run.slot, self._config.shard_count)
+        siblings = self._by_shard.get(shard)
+        if siblings is not None:
+            siblings.pop(run.run_id, None)
+            if not siblings:
+                del self._by_shard[shard]
+                if shard in self._vacating:
+                    self._vacating[shard].set()
+        if departure.finish is not None:
+            hints = [Hint(HintKind.DONE, run.run_id, run.slot)]
+            if departure.finish.parent_id is not None:
+                parent = departure.finish.parent_id
+                hints.append(Hint(HintKind.WAKE, parent, slot_of(parent)))
+            self._bus.publish(hints)
+        elif departure.park is not None and departure.park.wake_at is not None:
+            self._claimer.note_due(run.run_id, run.slot, departure.park.wake_at)
+        elif departure.reload:
+            self._claimer.look_for_orphans([shard])
+
+    # -- hints and scans
+    def _hinted(self, hints: Sequence[Hint]) -> None:
+        slots: list[int] = []
+        for hint in hints:
+            if hint.kind is HintKind.START:
+                slots.append(hint.slot)
+            elif hint.kind is HintKind.WAKE:
+                if hint.run_id in self._runs:
+                    self._mail.poke(hint.run_id)
+                else:
+                    slots.append(hint.slot)
+            elif hint.kind is HintKind.ANY:
+                self._claimer.hint_all()
+                for run_id in self._runs:
+                    self._mail.poke(run_id)
+        if slots:
+            self._claimer.hint_slots(slots)
+
+    async def _run_mail_scans(self) -> None:
+        """Runs waiting in memory whose hint was lost: found by their wake_seq."""
+        while True:
+            await asyncio.sleep(self._config.scan * (0.8 + 0.4 * self._randomness.fraction()))
+            seen = {run_id: a.seen for run_id, a in self._runs.items() if a.body is not None}
+            if not seen:
+                continue
+            try:
+                moved = await self._store.due_in_memory(seen)
+            except StorageError as error:
+                log.warning("mail.scan-unavailable", error=str(error))
+                continue
+            for run_id in moved:
+                self._mail.poke(run_id)
+
+    def _context_of(self, body: Body, activation: Activation) -> Context:
+        run = activation.run
+        facts = RunFacts(
+            run_id=run.run_id,
+            workflow=run.workflow,
+            version=run.version,
+            attempt=run.reclaim_count + 1,
+            created_at=run.created_at,
+            seed=run.seed,
+            source=run.source,
+            parent_id=run.parent_id,
+            trace=run.trace,
+        )
+        return Context(body, facts, input_limit=self._config.input_record_limit)

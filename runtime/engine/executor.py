@@ -1,0 +1,181 @@
+"""Running step functions on the host loop (blocking ones in daemon threads), with retries and time-outs.
+
+The first attempt is a direct call. A short back-off is waited out here; a longer one than ``park_after``, and every
+failed attempt of a run that was taken over, becomes an entry, so the attempt number never goes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from perdure.runtime.authoring.current import StepInfo, entering_step
+from perdure.runtime.authoring.errors import StepTimeoutError
+from perdure.runtime.authoring.failures import encode_failure
+from perdure.runtime.authoring.retry import next_delay
+from perdure.runtime.authoring.step import StepDefinition, StepTarget
+from perdure.runtime.body import StepCall
+from perdure.runtime.engine.threads import DaemonThreads
+from perdure.storage.clock import Randomness
+
+if TYPE_CHECKING:
+    from perdure.runtime.engine.activation import Activation
+
+
+@dataclass(slots=True)
+class RunningStep:
+    """A step function at work. ``wanted`` turns False when the body or the runner gave it up."""
+
+    info: StepInfo
+    task: asyncio.Task[None] | None = None
+    wanted: bool = True
+
+    def stop(self, *, lost_ownership: bool) -> None:
+        """The function gets `CancelledError`; a thread cannot be stopped, its result is thrown away."""
+        self.wanted = False
+        self.info.lost_ownership = lost_ownership
+        if self.task is not None:
+            self.task.cancel(
+                "lost ownership" if lost_ownership else "the run no longer waits for it"
+            )
+
+
+class StepExecutor:
+    """Starts step functions and reports what came of them to the activation, on the host loop."""
+
+    def __init__(
+        self,
+        host: asyncio.AbstractEventLoop,
+        now: Callable[[], float],
+        randomness: Randomness,
+        *,
+        park_after: float,
+        result_limit: int,
+    ) -> None:
+        self._result_limit = result_limit
+        self._host = host
+        self._now = now
+        self._randomness = randomness
+        self._park_after = park_after
+        self._threads = DaemonThreads()
+
+    def start(
+        self,
+        run: Activation,
+        key: str,
+        call: StepCall,
+        attempt: int,
+        context: contextvars.Context,
+    ) -> RunningStep:
+        target: StepTarget = call.target
+        info = StepInfo(run_id=run.run.run_id, key=key, name=call.name, attempt=attempt)
+        step = RunningStep(info)
+        step.task = self._host.create_task(
+            self._attempts(run, step, target), name=key, context=context
+        )
+        return step
+
+    async def _attempts(self, run: Activation, step: RunningStep, target: StepTarget) -> None:
+        definition, info = target.definition, step.info
+        started_at = self._now()
+        while True:
+            output, error = await self._attempt(target, step)
+            if not step.wanted:
+                return
+            if error is None:
+                run.step_done(info.key, info.attempt, output, None, started_at)
+                return
+            text = encode_failure(error)
+            delay = self._delay(definition, info.attempt, self._now() - started_at, error)
+            if delay is None:
+                run.step_done(info.key, info.attempt, None, text, started_at)
+                return
+            if delay > self._park_after or run.record_attempts:
+                run.attempt_failed(info.key, info.attempt, text, self._now() + delay)
+                return
+            try:
+                await asyncio.sleep(delay)
+            except asyncio.CancelledError:
+                if not step.wanted:
+                    return
+                raise
+            info.attempt += 1
+
+    def _delay(
+        self,
+        definition: StepDefinition[Any, Any],
+        attempt: int,
+        elapsed: float,
+        error: BaseException,
+    ) -> float | None:
+        if definition.retry is None:
+            return None
+        return next_delay(
+            definition.retry,
+            attempt=attempt,
+            elapsed=elapsed,
+            error=error,
+            fraction=self._randomness.fraction(),
+        )
+
+    async def _attempt(
+        self, target: StepTarget, step: RunningStep
+    ) -> tuple[str | None, BaseException | None]:
+        """The encoded output, or what went wrong. `SystemExit` is a failure of the step, never the pod's end (R7)."""
+        definition = target.definition
+        try:
+            with entering_step(step.info):
+                value = await self._call(definition, target)
+            return definition.encode_output(value, limit=self._result_limit), None
+        except BaseException as error:
+            return None, error
+
+    async def _call(self, definition: StepDefinition[Any, Any], target: StepTarget) -> Any:
+        if definition.timeout is None:
+            return await self._invoke(definition, target)
+        deadline = asyncio.timeout(definition.timeout)
+        try:
+            async with deadline:
+                return await self._invoke(definition, target)
+        except TimeoutError as error:
+            if deadline.expired():
+                raise StepTimeoutError(definition.name, definition.timeout) from error
+            raise
+
+    async def _invoke(self, definition: StepDefinition[Any, Any], target: StepTarget) -> Any:
+        if not definition.is_blocking:
+            return await definition.fn(*target.args, **target.kwargs)
+        future: asyncio.Future[Any] = self._host.create_future()
+
+        def landed(value: Any, error: BaseException | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(value)
+            else:
+                future.set_exception(_carriable(error))
+
+        def done(value: Any, error: BaseException | None) -> None:
+            try:
+                self._host.call_soon_threadsafe(landed, value, error)
+            except RuntimeError:
+                pass  # the host loop is closed: nobody is left to be told
+
+        context = contextvars.copy_context()
+        self._threads.submit(context, lambda: definition.fn(*target.args, **target.kwargs), done)
+        return await future
+
+
+class _Carried(Exception):
+    """Carries an exception a future refuses to hold (StopIteration) or the loop would act on (SystemExit)."""
+
+
+def _carriable(error: BaseException) -> BaseException:
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    carried = _Carried(f"{type(error).__name__}: {error}")
+    carried.__cause__ = error
+    return carried

@@ -1,0 +1,61 @@
+"""Reading mailboxes of runs in memory, many in one read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from perdure.runtime.engine.activation import Activation
+from perdure.runtime.engine.pacing import Backoff
+from perdure.storage.clock import Randomness
+from perdure.storage.errors import StorageError
+from perdure.storage.interface import RunStore
+
+log = structlog.get_logger("perdure.mail")
+
+READ_AT_ONCE = 500
+
+
+class MailReader:
+    """Whoever was poked while a read is under way is in the next one, so no poke is answered by an older read."""
+
+    def __init__(
+        self,
+        store: RunStore,
+        randomness: Randomness,
+        find: Callable[[str], Activation | None],
+    ) -> None:
+        self._store = store
+        self._randomness = randomness
+        self._find = find
+        self._wanted: dict[str, None] = {}
+        self._asked = asyncio.Event()
+
+    def poke(self, run_id: str) -> None:
+        self._wanted[run_id] = None
+        self._asked.set()
+
+    async def run(self) -> None:
+        backoff = Backoff(self._randomness)
+        while True:
+            await self._asked.wait()
+            run_ids = list(self._wanted)[:READ_AT_ONCE]
+            for run_id in run_ids:
+                del self._wanted[run_id]
+            if not self._wanted:
+                self._asked.clear()
+            try:
+                mailboxes = await self._store.read_mailboxes(run_ids)
+            except StorageError as error:
+                log.warning("mail.unavailable", runs=len(run_ids), error=str(error))
+                for run_id in run_ids:
+                    self.poke(run_id)
+                await backoff.wait()
+                continue
+            backoff = Backoff(self._randomness)
+            for run_id, mailbox in mailboxes.items():
+                activation = self._find(run_id)
+                if activation is not None:
+                    activation.mail(mailbox)

@@ -1,0 +1,208 @@
+"""Turning stored rows into answers for people: `why`, the cluster's status, a run's journal. Pure functions."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from perdure.runtime.views import ClusterStatus, RunInfo, RunnerView, StepView, Why
+from perdure.sharding.slots import shard_of
+from perdure.storage.model import (
+    Entry,
+    Meta,
+    Reason,
+    RunnerRow,
+    RunRecord,
+    RunStatus,
+    Topology,
+)
+
+REMEDY = {
+    Reason.CRASH_LOOP: "each runner that entered it died; fix the cause, then resume or cancel it",
+    Reason.NONDETERMINISM: "its code no longer fits its journal; put the old code back, then resume, or cancel it",
+    Reason.OPERATOR: "an operator holds it; resume or cancel it",
+    Reason.FAILURE: "it failed and is held for repair; resume or cancel it",
+}
+
+
+def json_value(text: str | None) -> Any:
+    """Stored text as plain JSON values; text that is no JSON as it is."""
+    if text is None:
+        return None
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def failure_summary(text: str | None) -> str | None:
+    """A recorded error as one line, "Type: message"."""
+    record = json_value(text)
+    if not isinstance(record, dict):
+        return None if record is None else str(record)
+    kind, message = record.get("type", "Error"), record.get("message", "")
+    return f"{kind}: {message}" if message else str(kind)
+
+
+def info_of(record: RunRecord) -> RunInfo:
+    """The stored form of a run as people see it."""
+    return RunInfo(
+        run_id=record.run_id,
+        workflow=record.workflow,
+        version=record.version,
+        status=record.status,
+        source=record.source,
+        created_at=record.created_at,
+        started_at=record.started_at,
+        finished_at=record.finished_at,
+        payload=json_value(record.payload),
+        result=json_value(record.result),
+        error=failure_summary(record.error),
+        reason=record.reason,
+        wake_at=record.wake_at,
+        parent_id=record.parent_id,
+        tags=record.tags,
+        trace=record.trace,
+        record=record,
+    )
+
+
+def step_views(entries: Sequence[Entry]) -> Sequence[StepView]:
+    """The journal as people read it."""
+    return [
+        StepView(
+            seq=entry.seq,
+            kind=entry.kind,
+            name=entry.key.rpartition("/")[2] or entry.kind,
+            key=entry.key,
+            status=entry.status,
+            attempt=entry.attempt,
+            at=entry.at,
+            started_at=entry.started_at,
+            input=entry.input,
+            output=entry.output,
+            error=failure_summary(entry.error),
+        )
+        for entry in entries
+    ]
+
+
+def explain(record: RunRecord, topology: Topology, shard_count: int) -> Why:
+    """What a run waits for, who holds it, and what would move it."""
+    count = len(topology.shards) or shard_count
+    shard_id = shard_of(record.slot, count)
+    runners = {runner.runner_id: runner for runner in topology.runners}
+    shard = next((s for s in topology.shards if s.shard_id == shard_id), None)
+    owner = runners.get(shard.runner_id) if shard is not None and shard.runner_id else None
+    holder = runners.get(record.runner_id) if record.runner_id else None
+    facts = {
+        "workflow": f"{record.workflow} (version {record.version})",
+        "shard": f"{shard_id}, held by {_named(owner, topology.db_now)}",
+    }
+    if holder is not None or record.runner_id:
+        facts["claimed by"] = _named(holder, topology.db_now)
+    if record.wake_at is not None:
+        facts["due"] = _instant(record.wake_at)
+    if record.unread:
+        facts["unread messages"] = str(record.unread)
+    if record.reclaim_count:
+        facts["runners lost inside it"] = str(record.reclaim_count)
+    summary = _summary(record, topology, owner, holder)
+    return Why(
+        run_id=record.run_id,
+        status=record.status,
+        summary=summary,
+        shard=shard_id,
+        holder=holder.replica_id if holder is not None else None,
+        facts=facts,
+    )
+
+
+def _summary(
+    record: RunRecord, topology: Topology, owner: RunnerRow | None, holder: RunnerRow | None
+) -> str:
+    if record.status.final:
+        error = failure_summary(record.error)
+        said = f": {error}" if error else f": {record.reason}" if record.reason else ""
+        return f"it has ended, {record.status}{said}"
+    if record.hold is not None:
+        return f"on hold ({record.hold}): {REMEDY.get(Reason(record.hold), 'resume or cancel it')}"
+    if record.status is RunStatus.RUNNING:
+        if holder is None or holder.dead:
+            return "its runner is dead; it is taken over when its shard has a new holder"
+        return f"it is being executed by {holder.replica_id}"
+    if record.status is RunStatus.SUSPENDED and not _due(record, topology.db_now):
+        until = f" until {_instant(record.wake_at)}" if record.wake_at is not None else ""
+        return f"it waits for a {record.reason or 'message'}{until}"
+    return _why_unclaimed(record, topology, owner)
+
+
+def _why_unclaimed(record: RunRecord, topology: Topology, owner: RunnerRow | None) -> str:
+    live = [r for r in topology.runners if _lives(r, topology.db_now)]
+    if not live:
+        return "it is due and no runner is alive: start one with perdure serve"
+    knowing = [r for r in live if record.workflow in r.workflows]
+    if not knowing:
+        return f"no live runner knows the workflow {record.workflow!r}: deploy code that has it"
+    if owner is None or not _lives(owner, topology.db_now):
+        return "it is due; its shard has no live holder at the moment"
+    if record.workflow not in owner.workflows:
+        return (
+            f"its shard's holder {owner.replica_id} does not know the workflow {record.workflow!r}"
+        )
+    return f"it is due and waits for a free slot of {owner.replica_id}"
+
+
+def _due(record: RunRecord, now: float) -> bool:
+    return record.wake_at is not None and record.wake_at <= now
+
+
+def _lives(runner: RunnerRow, now: float) -> bool:
+    return not runner.dead and runner.expires_at >= now
+
+
+def _named(runner: RunnerRow | None, now: float) -> str:
+    if runner is None:
+        return "nobody"
+    if runner.dead:
+        return f"{runner.replica_id} (dead)"
+    if runner.expires_at < now:
+        return f"{runner.replica_id} (its lease ran out {now - runner.expires_at:.1f} s ago)"
+    return f"{runner.replica_id} at {runner.address}"
+
+
+def _instant(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+
+
+def cluster_status(topology: Topology, meta: Meta, runs: Mapping[str, int]) -> ClusterStatus:
+    """The cluster as its database knows it, live runners first."""
+    shards = Counter(shard.runner_id for shard in topology.shards)
+    runners = [
+        RunnerView(
+            runner_id=runner.runner_id,
+            replica_id=runner.replica_id,
+            address=runner.address,
+            alive=_lives(runner, topology.db_now),
+            draining=runner.draining,
+            shards=shards[runner.runner_id],
+            lease_left=runner.expires_at - topology.db_now,
+            lease_age=topology.db_now - runner.started_at,
+            started_at=runner.started_at,
+            workflows=runner.workflows,
+            info=runner.info,
+        )
+        for runner in topology.runners
+    ]
+    runners.sort(key=lambda r: (not r.alive, r.replica_id, r.started_at))
+    return ClusterStatus(
+        runners=runners,
+        shard_count=meta.shard_count,
+        shards_unowned=shards[None],
+        lock_mode=meta.lock_mode,
+        runs=runs,
+        db_now=topology.db_now,
+    )

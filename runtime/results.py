@@ -1,0 +1,104 @@
+"""Waiting for runs to end: one shared look-up per process, woken by hints, never relying on them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import structlog
+
+from perdure.runtime.engine.pacing import Backoff
+from perdure.runtime.hints import HintBus
+from perdure.storage.clock import Randomness
+from perdure.storage.errors import StorageError
+from perdure.storage.interface import RunStore
+from perdure.storage.model import Hint, HintKind, RunRecord
+
+log = structlog.get_logger("perdure.results")
+
+READ_AT_ONCE = 1000
+
+
+class ResultWatcher:
+    """Futures by run id. A hint makes the next read immediate; a scan finds what hints missed.
+
+    scan: seconds between two looks at everything awaited.
+    """
+
+    def __init__(
+        self, store: RunStore, bus: HintBus, randomness: Randomness, *, scan: float = 1.0
+    ) -> None:
+        self._store = store
+        self._bus = bus
+        self._randomness = randomness
+        self._scan = scan
+        self._waiting: dict[str, list[asyncio.Future[RunRecord]]] = {}
+        self._wanted: dict[str, None] = {}
+        self._asked = asyncio.Event()
+
+    async def wait(self, run_id: str) -> RunRecord:
+        """The run once it has ended; for ever if it never does (the caller sets the time limit)."""
+        future: asyncio.Future[RunRecord] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(run_id, []).append(future)
+        self._want(run_id)
+        try:
+            return await future
+        finally:
+            futures = self._waiting.get(run_id, [])
+            if future in futures:
+                futures.remove(future)
+            if not futures:
+                self._waiting.pop(run_id, None)
+
+    async def run(self) -> None:
+        unsubscribe = self._bus.subscribe(self._hinted)
+        try:
+            async with asyncio.TaskGroup() as services:
+                services.create_task(self._run_reads(), name="result reads")
+                services.create_task(self._run_scans(), name="result scan")
+        finally:
+            unsubscribe()
+
+    def _hinted(self, hints: Sequence[Hint]) -> None:
+        for hint in hints:
+            if hint.kind is HintKind.DONE and hint.run_id in self._waiting:
+                self._want(hint.run_id)
+            elif hint.kind is HintKind.ANY:
+                for run_id in self._waiting:
+                    self._want(run_id)
+
+    def _want(self, run_id: str) -> None:
+        self._wanted[run_id] = None
+        self._asked.set()
+
+    async def _run_scans(self) -> None:
+        while True:
+            await asyncio.sleep(self._scan * (0.8 + 0.4 * self._randomness.fraction()))
+            for run_id in self._waiting:
+                self._want(run_id)
+
+    async def _run_reads(self) -> None:
+        backoff = Backoff(self._randomness)
+        while True:
+            await self._asked.wait()
+            run_ids = [r for r in list(self._wanted)[:READ_AT_ONCE]]
+            for run_id in run_ids:
+                del self._wanted[run_id]
+            if not self._wanted:
+                self._asked.clear()
+            run_ids = [r for r in run_ids if r in self._waiting]
+            if not run_ids:
+                continue
+            try:
+                records = await self._store.read_results(run_ids)
+            except StorageError as error:
+                log.warning("results.unavailable", runs=len(run_ids), error=str(error))
+                for run_id in run_ids:
+                    self._want(run_id)
+                await backoff.wait()
+                continue
+            backoff = Backoff(self._randomness)
+            for run_id, record in records.items():
+                for future in self._waiting.pop(run_id, []):
+                    if not future.done():
+                        future.set_result(record)

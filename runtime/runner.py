@@ -1,0 +1,414 @@
+"""The composition root: one process's runner, from settings to services.
+
+Runner    the process's part: connections, hints, client; lives as long as the process
+Session   one runner id: keeper, ownership, engine; declared dead, it is thrown away and a new one begins (R2)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import structlog
+
+from perdure.runtime.app import App
+from perdure.runtime.client import Client, Parts
+from perdure.runtime.dbclock import DatabaseClock
+from perdure.runtime.engine.engine import Engine, EngineConfig
+from perdure.runtime.hints import HintBus
+from perdure.runtime.logs import boot_facts, log_boot
+from perdure.runtime.retention import Retention
+from perdure.runtime.settings import Settings
+from perdure.sharding.file_lock import FileLock
+from perdure.sharding.keeper import FixedKeeper, Keeper
+from perdure.sharding.ownership import Ownership
+from perdure.sharding.runner_port import RunnerPort
+from perdure.sharding.state import KeeperState, LeaseConfig
+from perdure.storage.clock import Clock, Randomness, SystemClock, SystemRandomness
+from perdure.storage.connect import Database, connect, database_file
+from perdure.storage.errors import ConfigurationError, PerdureError
+from perdure.storage.interface import RunnerIdentity, RunStore
+from perdure.storage.model import Hint, HintKind
+
+log = structlog.get_logger("perdure.runner")
+
+LOCK_MODE = "row"
+
+
+class Runner:
+    """One pod's runner. `start`, then `closed` or `drain`, then `stop`.
+
+    port: whether to serve the runner port (probes, status). Tests in process do without.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        settings: Settings,
+        *,
+        clock: Clock | None = None,
+        randomness: Randomness | None = None,
+        port: bool = True,
+        database: Database | None = None,
+    ) -> None:
+        self.app = app
+        self.settings = settings
+        self._clock = clock or SystemClock()
+        self._randomness = randomness or SystemRandomness()
+        self._with_port = port
+        self._database = database
+        self._file_lock: FileLock | None = None
+        self._store: RunStore | None = None
+        self._bus: HintBus | None = None
+        self._client: Client | None = None
+        self._session: Session | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._retention: asyncio.Task[None] | None = None
+        self._draining = False
+
+    async def start(self) -> None:
+        """Connect, register, and begin to take shards.
+
+        Raises `ConfigurationError` (settings, schema, topology), `InUseError` (file, port, replica id),
+        `DatabaseUnavailable`; then nothing is left running."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
+        settings = self.settings
+        if settings.runner_storage == "memory" and not settings.sqlite:
+            raise ConfigurationError(
+                "PERDURE_RUNNER_STORAGE=memory needs a SQLite database, whose file lock keeps a second process "
+                "away; on a server use sql"
+            )
+        file = database_file(settings.require_db())
+        if file is not None:
+            self._file_lock = FileLock(file, shared=settings.runner_storage == "sql")
+            self._file_lock.acquire()
+        if self._database is None:
+            self._database = connect(settings.database(), clock=self._clock)
+        self._store = self._database.runs()
+        await self._store.open()
+        await self._agree(self._database)
+        self._bus = HintBus(
+            self._database.hints() if settings.hints else None, local=settings.hints
+        )
+        await self._bus.open()
+        self._client = Client.sharing(
+            Parts(
+                store=self._store,
+                bus=self._bus,
+                clock=self._clock,
+                randomness=self._randomness,
+                registry=self.app.registry,
+                settings=settings,
+                database=self._database,
+            )
+        )
+        await self._client.__aenter__()
+        self._session = await self._begin_session()
+        self._supervisor = asyncio.create_task(self._supervise(), name="perdure runner")
+        retention = Retention(self._store, self._database, settings, self._randomness)
+        self._retention = asyncio.create_task(retention.run(), name="retention")
+
+    async def _agree(self, database: Database) -> None:
+        cluster = database.cluster()
+        try:
+            await cluster.open()
+            await cluster.agree(shard_count=self.settings.shards, lock_mode=LOCK_MODE)
+        finally:
+            await cluster.close()
+
+    @property
+    def client(self) -> Client:
+        """A client over the runner's own connections; starts of this process reach its engine without a detour."""
+        if self._client is None:
+            raise RuntimeError("the runner has no client before start() has returned")
+        return self._client
+
+    @property
+    def session(self) -> Session:
+        """The current life of this runner under one runner id."""
+        if self._session is None:
+            raise RuntimeError("the runner has no session before start() has returned")
+        return self._session
+
+    async def _begin_session(self) -> Session:
+        assert self._database is not None and self._store is not None and self._bus is not None
+        session = Session(
+            self.app,
+            self.settings,
+            database=self._database,
+            store=self._store,
+            bus=self._bus,
+            clock=self._clock,
+            randomness=self._randomness,
+            port=self._with_port,
+        )
+        await session.start()
+        return session
+
+    async def _supervise(self) -> None:
+        """While the process lives: a session that was declared dead is followed by a new one."""
+        while True:
+            await self.session.ended()
+            failure = self.session.failure
+            await self.session.stop(leave=False)
+            if failure is not None:
+                raise failure
+            if self._draining:
+                return
+            log.warning("declared dead by a peer; going on as a new runner")
+            self._session = await self._begin_session_anew()
+
+    async def _begin_session_anew(self) -> Session:
+        """The database may be away just now: try until it is back."""
+        from perdure.runtime.engine.pacing import Backoff
+        from perdure.storage.errors import StorageError
+
+        backoff = Backoff(self._randomness)
+        while True:
+            try:
+                return await self._begin_session()
+            except StorageError as error:
+                log.warning("cannot register again yet", error=str(error))
+                await backoff.wait()
+
+    async def closed(self) -> None:
+        """Returns when the runner has ended by itself. Raises what ended it."""
+        assert self._supervisor is not None, "start() first"
+        await asyncio.shield(self._supervisor)
+
+    async def drain(self) -> None:
+        """Claim nothing new, release each shard when its running steps have ended, or when the grace is over."""
+        self._draining = True
+        if self._session is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.grace):
+                await self._session.drain()
+
+    async def stop(self) -> None:
+        """End every service and connection; what is still running is dropped and taken over by others."""
+        self._draining = True
+        for task in (self._supervisor, self._retention):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        if self._session is not None:
+            await self._session.stop(leave=True)
+        if self._client is not None:
+            await self._client.__aexit__(None, None, None)
+        if self._bus is not None:
+            await self._bus.close()
+        if self._store is not None:
+            await self._store.close()
+        if self._file_lock is not None:
+            self._file_lock.release()
+
+
+class Session:
+    """Everything that belongs to one runner id."""
+
+    def __init__(
+        self,
+        app: App,
+        settings: Settings,
+        *,
+        database: Database,
+        store: RunStore,
+        bus: HintBus,
+        clock: Clock,
+        randomness: Randomness,
+        port: bool,
+    ) -> None:
+        self._app = app
+        self._settings = settings
+        self._database = database
+        self._store = store
+        self._bus = bus
+        self._clock = clock
+        self._randomness = randomness
+        self.runner_id = randomness.bits63()
+        self.replica_id = ""
+        self.now = DatabaseClock(clock)
+        self._loop = asyncio.get_running_loop()
+        self._port = self._runner_port() if port else None
+        self._keeper: Keeper | FixedKeeper | None = None
+        self._state: KeeperState | None = None
+        self._state_changed = asyncio.Event()
+        self._dead = asyncio.Event()
+        self._services: list[asyncio.Task[None]] = []
+        self._leases = LeaseConfig(
+            lease=settings.lease, renewal=settings.renewal, look=settings.look
+        )
+        self.engine = Engine(
+            store,
+            self.runner_id,
+            app.registry,
+            EngineConfig(
+                slots=settings.slots,
+                park_after=settings.park_after,
+                max_reclaims=settings.max_reclaims,
+                scan=settings.scan,
+                storage_deadline=settings.storage_deadline,
+                shard_count=settings.shards,
+                step_result_limit=settings.step_result_limit,
+                input_record_limit=settings.input_record_limit,
+                result_limit=settings.payload_limit,
+            ),
+            randomness=randomness,
+            bus=bus,
+            holds=lambda: self.ownership.holds,
+            now=self.now.now,
+            observe=self.now.observe,
+            may_write=self._may_write,
+            declared_dead=self._declared_dead,
+        )
+        self.ownership = Ownership(
+            self.runner_id,
+            database.cluster,
+            self.engine,
+            self._leases,
+            clock,
+            shards_changed=self._shards_changed,
+            randomness=randomness,
+        )
+
+    def _runner_port(self) -> RunnerPort:
+        settings = self._settings
+        return RunnerPort(host=settings.runner_host, port=settings.runner_port, status=self.status)
+
+    async def start(self) -> None:
+        settings = self._settings
+        address = self._port.bind() if self._port is not None else f"{settings.runner_host}:0"
+        port_number = int(address.rpartition(":")[2])
+        self.replica_id = settings.replica(port_number)
+        facts = boot_facts(
+            settings, self._store.capabilities, replica_id=self.replica_id, address=address
+        )
+        identity = RunnerIdentity(
+            runner_id=self.runner_id,
+            replica_id=self.replica_id,
+            address=address,
+            workflows=self._app.registry.names(),
+            info=facts.info(),
+        )
+        kind = FixedKeeper if settings.runner_storage == "memory" else Keeper
+        self._keeper = kind(
+            self._database.cluster,
+            identity,
+            self._leases,
+            self._clock,
+            self._on_state,
+            port=self._port,
+            main_loop=self._loop,
+            randomness=self._randomness,
+        )
+        await asyncio.to_thread(self._keeper.start)
+        self._adopt(self._keeper.state)
+        self._services = [
+            asyncio.create_task(self._serve_engine(), name="engine"),
+            asyncio.create_task(self._serve_ownership(), name="ownership"),
+        ]
+        self._unsubscribe = self._bus.subscribe(self._hinted)
+        log_boot(facts)
+
+    async def _serve_engine(self) -> None:
+        try:
+            await self.engine.run()
+        except Exception:
+            log.exception("the engine has ended unexpectedly; this runner starts anew")
+            self._dead.set()
+
+    async def _serve_ownership(self) -> None:
+        try:
+            await self.ownership.run()
+        except PerdureError as error:
+            self.failure_seen(error)
+
+    # -- the keeper's states
+    def _on_state(self, state: KeeperState) -> None:
+        """In the keeper's thread."""
+        self._loop.call_soon_threadsafe(self._adopt, state)
+
+    def _adopt(self, state: KeeperState) -> None:
+        self._state = state
+        self.now.observe(state.db_offset + self._clock.monotonic())
+        self.ownership.update(state)
+        self._state_changed.set()
+        if not state.alive or state.failure is not None:
+            self._dead.set()
+
+    async def _may_write(self) -> None:
+        """Returns while the lease is trusted. A dead runner's writers wait here until they are cancelled."""
+        while self._state is None or not self._state.trusted(self._clock.monotonic()):
+            self._state_changed.clear()
+            await self._state_changed.wait()
+
+    def _declared_dead(self) -> None:
+        self._dead.set()
+
+    def _shards_changed(self) -> None:
+        if self._keeper is not None:
+            self._keeper.look_now()
+        self._bus.publish([Hint(HintKind.SHARDS)])
+
+    def _hinted(self, hints: Sequence[Hint]) -> None:
+        if self._keeper is not None and any(
+            hint.kind in (HintKind.SHARDS, HintKind.ANY) for hint in hints
+        ):
+            self._keeper.look_now()
+
+    @property
+    def failure(self) -> PerdureError | None:
+        """Why the process has to end; None: a new session may follow."""
+        return self._failure or (self._state.failure if self._state is not None else None)
+
+    _failure: PerdureError | None = None
+
+    def failure_seen(self, error: PerdureError) -> None:
+        self._failure = error
+        self._dead.set()
+
+    # -- ending
+    async def ended(self) -> None:
+        """Returns when this runner id may do nothing more."""
+        await self._dead.wait()
+
+    async def drain(self) -> None:
+        await self.ownership.drain()
+
+    _unsubscribe: Any = None
+
+    async def stop(self, *, leave: bool) -> None:
+        """End the services; ``leave``: say good-bye to the cluster, so that nobody waits for the lease to run out."""
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+            self._unsubscribe = None
+        for task in self._services:
+            task.cancel()
+        await asyncio.gather(*self._services, return_exceptions=True)
+        self._services = []
+        self.engine.abandon()
+        if self._keeper is not None:
+            await asyncio.to_thread(self._keeper.stop, leave=leave)
+
+    def status(self) -> Mapping[str, object]:
+        """What /status shows; called on the keeper's thread, so it only reads."""
+        state = self._state
+        return {
+            "runner_id": self.runner_id,
+            "replica_id": self.replica_id,
+            "runs_in_memory": self.engine.in_memory,
+            "slots_taken": self.engine.at_work,
+            "slots": self._settings.slots,
+            "shards": len(self.ownership.holds),
+            "workflows": list(self._app.registry.names()),
+            "trusted": state is not None and state.trusted(self._clock.monotonic()),
+        }
