@@ -47,6 +47,7 @@ class _KeeperThread(ABC):
         *,
         port: RunnerPort | None = None,
         main_loop: asyncio.AbstractEventLoop | None = None,
+        randomness: Randomness | None = None,
     ) -> None:
         """open_store: makes a new store, called in the keeper's thread. port: bound before the runner registers; its
         address replaces the identity's. main_loop: whose lag makes the runner not ready; default: not watched."""
@@ -57,6 +58,7 @@ class _KeeperThread(ABC):
         self._on_state = on_state
         self._port = port
         self._watch = None if main_loop is None else LoopWatch(main_loop, clock)
+        self._randomness = randomness or SystemRandomness()
         self._state: KeeperState | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -206,11 +208,16 @@ class Keeper(_KeeperThread):
         randomness: Randomness | None = None,
     ) -> None:
         super().__init__(
-            open_store, identity, config, clock, on_state, port=port, main_loop=main_loop
+            open_store,
+            identity,
+            config,
+            clock,
+            on_state,
+            port=port,
+            main_loop=main_loop,
+            randomness=randomness,
         )
-        self._lease = LeaseLoop(
-            open_store, config, clock, randomness or SystemRandomness(), self._publish
-        )
+        self._lease = LeaseLoop(open_store, config, clock, self._randomness, self._publish)
 
     def look_now(self) -> None:
         self._in_loop(self._lease.look_now)

@@ -101,8 +101,8 @@ class LeaseLoop:
                 await self._failed(error)
 
     def look_now(self) -> None:
-        """Look at once: somebody said that runners or shards have changed."""
-        self._look_at = float("-inf")
+        """Look at once, ten times per usual period at most: somebody said that runners or shards have changed."""
+        self._look_at = min(self._look_at, self.state.looked_at + self._config.look / 10)
         self._nudge.set()
 
     def stop(self) -> None:

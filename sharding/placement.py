@@ -66,10 +66,19 @@ def place(
 
 
 def _sizes(shards: int, held: Mapping[int, Sequence[int]]) -> dict[int, int]:
-    """How many shards each runner is to have."""
+    """How many shards each runner is to have.
+
+    The odd ones out go first to those who have exactly that many: they stay as they are even when the snapshot
+    still shows others with too many.
+    """
     least, odd = divmod(shards, len(held))
-    by_load = sorted(held, key=lambda runner: (-len(held[runner]), _score(shards, runner), runner))
-    return {runner: least + (rank < odd) for rank, runner in enumerate(by_load)}
+
+    def preference(runner: int) -> tuple[bool, int, Score, int]:
+        size = len(held[runner])
+        return (size != least + 1, -size, _score(shards, runner), runner)
+
+    ranked = sorted(held, key=preference)
+    return {runner: least + (rank < odd) for rank, runner in enumerate(ranked)}
 
 
 def _house(homeless: Sequence[int], room: dict[int, int]) -> dict[int, int]:

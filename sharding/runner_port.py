@@ -72,9 +72,10 @@ class RunnerPort:
         self._server: uvicorn.Server | None = None
 
     def bind(self) -> str:
-        """Take the port and return the address that others use, ``host:port``; once bound, only the latter.
+        """Take the port and return the address that others use, ``host:port``.
 
-        Raises `InUseError` when somebody has the port, `ConfigurationError` for a host that is not this machine's.
+        Safe to call twice. Raises `InUseError` when somebody has the port, `ConfigurationError` for a host that is
+        not this machine's.
         """
         if self._socket is not None:
             return self.address
@@ -111,8 +112,7 @@ class RunnerPort:
 
     async def serve(self, unready: Callable[[], str | None]) -> None:
         """Begin to serve, on the running loop. unready: why the runner is not ready, None when it is."""
-        if self._socket is None:
-            self.bind()
+        self.bind()
         assert self._socket is not None
         config = uvicorn.Config(
             self._app(unready),
