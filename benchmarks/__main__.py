@@ -24,12 +24,12 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from perdure import App, Context, step, workflow  # noqa: E402
-from perdure.runtime.logs import configure_logs  # noqa: E402
-from perdure.runtime.runner import Runner  # noqa: E402
-from perdure.runtime.settings import Settings  # noqa: E402
-from perdure.storage.connect import migrate  # noqa: E402
-from tests.harness.postgres import PrivatePostgres  # noqa: E402
+from perdure import App, Context, step, workflow
+from perdure.runtime.logs import configure_logs
+from perdure.runtime.runner import Runner
+from perdure.runtime.settings import Settings
+from perdure.storage.connect import migrate
+from tests.harness.postgres import PrivatePostgres
 
 CONNECTIONS = 50
 LIMIT_SECONDS = 2.0
@@ -107,7 +107,9 @@ async def latency(runner: Runner, runs: int) -> float:
     return statistics.median(taken)
 
 
-async def one_round(server: PrivatePostgres, runs: int, figures: dict[tuple[str, str], Figures]) -> None:
+async def one_round(
+    server: PrivatePostgres, runs: int, figures: dict[tuple[str, str], Figures]
+) -> None:
     url = await server.create_database()
     await asyncio.to_thread(migrate, Settings(db=url).database())
     limit = await commit_rate(url)

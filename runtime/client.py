@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, overload
+from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack, overload
 from uuid import uuid4
 
 from perdure.runtime.authoring.codec import ValueFault, encode_message
@@ -70,6 +70,21 @@ KEEP: Any = object()
 SEND_TRIES = 3
 
 
+class StartOptions(TypedDict, total=False):
+    """What a start may say beside its payload; all optional.
+
+    run_id: an id of your own, at most 200 bytes. source: who starts it ("app"). tenant, subject: on whose behalf.
+    trace: the starter's trace id. tags: shown and filtered by, beside the workflow's own.
+    """
+
+    run_id: str | None
+    source: str
+    tenant: str | None
+    subject: str | None
+    trace: str | None
+    tags: Sequence[str]
+
+
 class Handle(Generic[Out]):
     """A run somebody started. ``status`` says what the *start* did and never changes.
 
@@ -92,7 +107,7 @@ class Handle(Generic[Out]):
     async def wait(self, timeout: float | None = None) -> Out:
         """The result, in the workflow's type. Raises the recorded error, `RunCancelled`, or TimeoutError after
         ``timeout`` seconds (the run goes on)."""
-        record = await self._client.ended(self.run_id, timeout)
+        record = await self._client.ended(self.run_id, timeout, known=self._known)
         return self._client.outcome_of(record, self._workflow)  # type: ignore[no-any-return]
 
     async def poll(self) -> RunInfo | None:
@@ -205,32 +220,34 @@ class Client:
     # -- starting
     @overload
     async def start(
-        self, workflow: WorkflowDefinition[In, Out], payload: In | Unset = ..., **options: Any
+        self,
+        workflow: WorkflowDefinition[In, Out],
+        payload: In | Unset = ...,
+        **options: Unpack[StartOptions],
     ) -> Handle[Out]: ...
     @overload
-    async def start(self, workflow: str, payload: Any = ..., **options: Any) -> Handle[Any]: ...
+    async def start(
+        self, workflow: str, payload: Any = ..., **options: Unpack[StartOptions]
+    ) -> Handle[Any]: ...
     async def start(
         self,
         workflow: WorkflowDefinition[Any, Any] | str,
         payload: Any = UNSET,
-        *,
-        run_id: str | None = None,
-        source: str = "app",
-        tenant: str | None = None,
-        subject: str | None = None,
-        trace: str | None = None,
-        tags: Sequence[str] = (),
+        **options: Unpack[StartOptions],
     ) -> Handle[Any]:
         """Store a run; some runner executes it. Returns once it is durable.
 
-        run_id: an id of your own; without it the workflow's idempotency key decides, else the id is new. The same id
+        The id: ``run_id``, else what the workflow's idempotency key makes of the payload, else a new one. The same id
         again joins the run that has it, whatever its payload.
         Raises `WorkflowPayloadError`, `InvalidName` (ids), `PayloadTooLarge` before anything is stored;
         `UnknownWorkflowError` for a name this client does not know; `RunIdConflict` when the id belongs to another
-        workflow; `DatabaseUnavailable`.
+        workflow; `DatabaseUnavailable`; `UnknownOutcome` when the database went away and did not come back in time:
+        start again with the same id to find out.
         """
         definition = self.definition(workflow)
         text = definition.encode_payload(payload, limit=self._parts.settings.payload_limit)
+        tenant = options.get("tenant")
+        run_id = options.get("run_id")
         if run_id is not None:
             check_run_id(run_id)
         else:
@@ -245,11 +262,11 @@ class Client:
                 payload=text,
                 seed=self._parts.randomness.bits63(),
                 version=definition.version,
-                source=source,
+                source=options.get("source", "app"),
                 tenant=tenant,
-                subject=subject,
-                trace=trace,
-                tags=_joined([*definition.tags, *tags]),
+                subject=options.get("subject"),
+                trace=options.get("trace"),
+                tags=_joined([*definition.tags, *options.get("tags", ())]),
             ),
         )
 
@@ -271,7 +288,7 @@ class Client:
         payload: In | Unset = UNSET,
         *,
         timeout: float | None = None,
-        **options: Any,
+        **options: Unpack[StartOptions],
     ) -> Out:
         """Start and wait: the result, or the recorded error with its type."""
         handle = await self.start(workflow, payload, **options)
@@ -281,7 +298,7 @@ class Client:
         self, run_id: str, workflow: WorkflowDefinition[Any, Out] | None = None
     ) -> Handle[Out]:
         """A handle on a run by its id; nothing is looked up."""
-        return Handle(self, run_id, "running", workflow)
+        return Handle(self, run_id, "running", workflow, known=False)
 
     def definition(
         self, workflow: WorkflowDefinition[Any, Any] | str
@@ -299,10 +316,15 @@ class Client:
         """The result of a run, as JSON values unless its workflow is known here. Errors as in `Handle.wait`."""
         return self.outcome_of(await self.ended(run_id, timeout), None)
 
-    async def ended(self, run_id: str, timeout: float | None = None) -> RunRecord:
-        """The stored form of a run once it has ended. Raises `RunNotFound` for an id nobody has, TimeoutError."""
-        if await self._parts.store.read_run(run_id) is None:
-            raise RunNotFound(run_id)
+    async def ended(
+        self, run_id: str, timeout: float | None = None, *, known: bool = False
+    ) -> RunRecord:
+        """The stored form of a run once it has ended. Raises `RunNotFound` for an id nobody has, TimeoutError.
+
+        known: the run certainly exists, so that is not looked up.
+        """
+        if not known:
+            await self._existing(run_id)
         async with asyncio.timeout(timeout):
             return await self._watcher.wait(run_id)
 
@@ -446,7 +468,8 @@ class Client:
     async def retry(self, run_id: str, payload: Any = KEEP) -> Handle[Any]:
         """A fresh run, with a new id, of a failed or cancelled one; ``payload`` replaces the original.
 
-        Raises `RunNotFound`, `WrongStatus` for other statuses, `UnknownWorkflowError`/`WorkflowPayloadError` for a new payload.
+        Raises `RunNotFound`, `WrongStatus` for other statuses; for a new payload `UnknownWorkflowError` and
+        `WorkflowPayloadError`.
         """
         record = await self._existing(run_id)
         if record.status not in (RunStatus.FAILED, RunStatus.CANCELLED):

@@ -81,7 +81,7 @@ class ResultWatcher:
         backoff = Backoff(self._randomness)
         while True:
             await self._asked.wait()
-            run_ids = [r for r in list(self._wanted)[:READ_AT_ONCE]]
+            run_ids = list(self._wanted)[:READ_AT_ONCE]
             for run_id in run_ids:
                 del self._wanted[run_id]
             if not self._wanted:

@@ -44,8 +44,9 @@ class Retention:
         """One pass over everything that has outlived its time."""
         now = await self._store.server_now()
         if self._ttl is not None:
-            while await self._store.delete_finished(now - self._ttl, BATCH) == BATCH:
-                await asyncio.sleep(0)
+            deleted = BATCH
+            while deleted == BATCH:
+                deleted = await self._store.delete_finished(now - self._ttl, BATCH)
         cluster = self._database.cluster()
         with contextlib.suppress(StorageError):
             await cluster.open()

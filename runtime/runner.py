@@ -17,6 +17,7 @@ from perdure.runtime.app import App
 from perdure.runtime.client import Client, Parts
 from perdure.runtime.dbclock import DatabaseClock
 from perdure.runtime.engine.engine import Engine, EngineConfig
+from perdure.runtime.engine.pacing import Backoff
 from perdure.runtime.hints import HintBus
 from perdure.runtime.logs import boot_facts, log_boot
 from perdure.runtime.retention import Retention
@@ -28,7 +29,7 @@ from perdure.sharding.runner_port import RunnerPort
 from perdure.sharding.state import KeeperState, LeaseConfig
 from perdure.storage.clock import Clock, Randomness, SystemClock, SystemRandomness
 from perdure.storage.connect import Database, connect, database_file
-from perdure.storage.errors import ConfigurationError, PerdureError
+from perdure.storage.errors import ConfigurationError, PerdureError, StorageError
 from perdure.storage.interface import RunnerIdentity, RunStore
 from perdure.storage.model import Hint, HintKind
 
@@ -139,7 +140,9 @@ class Runner:
         return self._session
 
     async def _begin_session(self) -> Session:
-        assert self._database is not None and self._store is not None and self._bus is not None
+        assert self._database is not None
+        assert self._store is not None
+        assert self._bus is not None
         session = Session(
             self.app,
             self.settings,
@@ -168,9 +171,6 @@ class Runner:
 
     async def _begin_session_anew(self) -> Session:
         """The database may be away just now: try until it is back."""
-        from perdure.runtime.engine.pacing import Backoff
-        from perdure.storage.errors import StorageError
-
         backoff = Backoff(self._randomness)
         while True:
             try:

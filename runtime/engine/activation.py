@@ -97,6 +97,7 @@ class Activation:
         self._look_again: asyncio.TimerHandle | None = None
         self._cancel_reason: str | None = None
         self._unstorable = False
+        self._mail_is_stale = False
         self._slotted = False
         self.record_attempts = run.taken_over
         self._hold_slot(True)
@@ -139,6 +140,7 @@ class Activation:
         if self.gone or self.body is None:
             return
         self.seen = mailbox.wake_seq
+        self._mail_is_stale = False
         for message in mailbox.messages:
             if message.kind is MessageKind.CANCEL and self._cancel_reason is None:
                 self._cancel_reason = message.body
@@ -261,7 +263,7 @@ class Activation:
     def _park(self) -> Park | None:
         assert self.body is not None
         idle = self.body.idle()
-        if idle is None or self.steps:
+        if idle is None or self.steps or self._mail_is_stale:
             return None
         decision = park_decision(
             idle,
@@ -275,7 +277,6 @@ class Activation:
             return None
         if decision is None:
             return None
-        self._events.append(RunEvent("run-suspended", self.around.now(), decision.reason))
         return Park(decision.wake_at, self.seen, decision.reason)
 
     def _schedule_look(self, at: float) -> None:
@@ -285,7 +286,8 @@ class Activation:
         self._look_again = self.around.host.call_later(delay, self._advance)
 
     def _final(self, ending: Ending) -> Finish | Park:
-        assert self.body is not None and self._definition is not None
+        assert self.body is not None
+        assert self._definition is not None
         if ending.kind == "nondeterminism":
             self._entries.clear()
             self._consumed.clear()
@@ -351,7 +353,7 @@ class Activation:
             self.body.committed(write.entries[-1].seq)
         if isinstance(write.outcome, Park):
             assert refused, "a park that was not refused has left"
-            self._quiet_since = self.around.now()
+            self._mail_is_stale = True
             self.body.thaw()
             self.around.want_mail(self)
         self._advance()

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-
 import structlog
 
 from perdure.runtime.authoring.context import Context, RunFacts

@@ -7,6 +7,7 @@ failed attempt of a run that was taken over, becomes an entry, so the attempt nu
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -96,12 +97,8 @@ class StepExecutor:
             if delay > self._park_after or run.record_attempts:
                 run.attempt_failed(info.key, info.attempt, text, self._now() + delay)
                 return
-            try:
-                await asyncio.sleep(delay)
-            except asyncio.CancelledError:
-                if not step.wanted:
-                    return
-                raise
+            if not await _rested(step, delay):
+                return
             info.attempt += 1
 
     def _delay(
@@ -159,14 +156,19 @@ class StepExecutor:
                 future.set_exception(_carriable(error))
 
         def done(value: Any, error: BaseException | None) -> None:
-            try:
+            with contextlib.suppress(RuntimeError):  # the host loop is closed: nobody is left
                 self._host.call_soon_threadsafe(landed, value, error)
-            except RuntimeError:
-                pass  # the host loop is closed: nobody is left to be told
 
         context = contextvars.copy_context()
         self._threads.submit(context, lambda: definition.fn(*target.args, **target.kwargs), done)
         return await future
+
+
+async def _rested(step: RunningStep, delay: float) -> bool:
+    """Wait out a short back-off; False when the step is no longer wanted."""
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.sleep(delay)
+    return step.wanted
 
 
 class _Carried(Exception):
