@@ -98,7 +98,10 @@ class Handle(Generic[Out]):
         run_id: str,
         status: str,
         workflow: WorkflowDefinition[Any, Out] | None,
+        *,
+        known: bool = True,
     ) -> None:
+        self._known = known
         self._client = client
         self._workflow = workflow
         self.run_id = run_id

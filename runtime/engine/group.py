@@ -1,4 +1,4 @@
-"""Group commit: while one batch is under way, the next gathers. An idle one leaves at once: nothing waits for a timer."""
+"""Group commit: while one batch is under way, the next gathers. An idle one leaves at once."""
 
 from __future__ import annotations
 
