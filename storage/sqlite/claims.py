@@ -19,10 +19,10 @@ BEGINNING = -(1 << 63)
 
 
 class Candidate(NamedTuple):
-    """A run that may be taken: bucket's shard and epoch, and the fence's state before the claim."""
+    """A run that may be taken: where it was found, the shard's epoch, and the fence's state before the claim."""
 
     run_id: str
-    shard_id: int
+    bucket: int
     epoch: int
     status: str
     runner_id: int | None
@@ -30,7 +30,7 @@ class Candidate(NamedTuple):
 
 def require_alive(tx: Transaction, runner_id: int) -> None:
     """Raises `RunnerDeclaredDead` unless my runner row is there and not dead."""
-    row = tx.row("runner_alive", {"runner_id": runner_id})
+    row = tx.row("is_dead", {"runner_id": runner_id})
     if row is None or row[0]:
         state = "has no row any more" if row is None else "was declared dead"
         raise RunnerDeclaredDead(
@@ -43,12 +43,10 @@ def claim_runs(tx: Transaction, request: ClaimRequest, randomness: Randomness) -
     require_alive(tx, request.runner_id)
     now = from_micros(tx.now)
     buckets = _buckets(tx, request.runner_id, request.holds)
-    if request.limit <= 0 or not buckets:
-        return Claims((), now, more=False)
     horizon = tx.now + round(request.ahead * 1_000_000)
     taken, more = _candidates(tx, request, buckets, horizon)
     if not taken:
-        return Claims((), now, more=False)
+        return Claims((), now, more=more)
     return Claims(_take(tx, request.runner_id, taken, horizon, randomness), now, more=more)
 
 
@@ -58,7 +56,7 @@ def _buckets(tx: Transaction, runner_id: int, holds: Sequence[ShardHold]) -> lis
     if not holds:
         return []
     pairs = as_list([hold.shard_id, hold.epoch] for hold in holds)
-    shards = tx.rows("claim_runs.shards", {"holds": pairs, "runner_id": runner_id})
+    shards = tx.rows("claim.shards", {"holds": pairs, "runner_id": runner_id})
     return [
         (shard_id, epoch, max(lo, bucket << 8), min(hi, (bucket << 8) + 255))
         for shard_id, epoch, lo, hi in shards
@@ -69,7 +67,7 @@ def _buckets(tx: Transaction, runner_id: int, holds: Sequence[ShardHold]) -> lis
 def _candidates(
     tx: Transaction, request: ClaimRequest, buckets: Sequence[Row], horizon: int
 ) -> tuple[list[Candidate], bool]:
-    """Whom to take, and whether there may be more: the limit, or that of a bucket, was reached."""
+    """Whom to take, and whether there is more: one above the limit was found, or a bucket's limit was reached."""
     values = {
         "buckets": as_list(buckets),
         "workflows": as_list(request.workflows),
@@ -78,15 +76,14 @@ def _candidates(
         "horizon": horizon,
         "floor": BEGINNING if request.floor is None else to_micros(request.floor),
         "per_shard": request.per_shard,
-        "limit": request.limit,
+        "limit": request.limit + 1,
     }
-    found = [Candidate(*row) for row in tx.rows("claim_runs.due", values)]
-    fullest = max(Counter(candidate.shard_id for candidate in found).values(), default=0)
-    left = request.limit - len(found)
-    if request.orphans and left > 0:
-        orphans = tx.rows("claim_runs.orphans", {**values, "limit": left})
-        found += [Candidate(*row) for row in orphans]
-    return found, len(found) >= request.limit or fullest >= request.per_shard
+    found = tx.rows("claim.orphans", values) if request.orphans else []
+    found += tx.rows("claim.due", {**values, "limit": request.limit + 1 - len(found)})
+    candidates = [Candidate(*row) for row in found]
+    fullest = max(Counter(candidate.bucket for candidate in candidates).values(), default=0)
+    more = len(candidates) > request.limit or fullest >= request.per_shard
+    return candidates[: request.limit], more
 
 
 def _take(
@@ -98,11 +95,10 @@ def _take(
         for run in sorted(before.values())
     ]
     values = {"claims": as_list(rows), "runner_id": me, "now": tx.now, "horizon": horizon}
-    tx.run("claim_runs.fence", values)
-    tx.run("claim_runs.wake", values)
+    tx.run("claim.fence", values)
+    tx.run("claim.wake", values)
     return tuple(
-        _claimed(row, _lost_its_runner(before[row[0]], me))
-        for row in tx.rows("claim_runs.read", values)
+        _claimed(row, _lost_its_runner(before[row[0]], me)) for row in tx.rows("claim.read", values)
     )
 
 
@@ -170,5 +166,5 @@ def upcoming(
 ) -> list[tuple[str, int, float]]:
     buckets = _buckets(tx, runner_id, holds)
     ranges = as_list([slot_lo, slot_hi] for _, _, slot_lo, slot_hi in buckets)
-    values = {"buckets": ranges, "until": to_micros(until), "limit": limit}
+    values = {"buckets": ranges, "now": tx.now, "until": to_micros(until), "limit": limit}
     return [(run_id, slot, from_micros(due)) for run_id, slot, due in tx.rows("upcoming", values)]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from perdure.storage.clock import from_micros, to_micros
-from perdure.storage.errors import ConfigurationError
+from perdure.storage.errors import ConfigurationError, DataRefused
 from perdure.storage.interface import ClusterStore, Renewal, RunnerIdentity
 from perdure.storage.model import SLOTS, Meta, RunnerRow, ShardHold, ShardRow, Topology
 from perdure.storage.sqlite.transaction import Row, Transaction, as_list, storable
@@ -97,14 +97,14 @@ def agree(tx: Transaction, shard_count: int, lock_mode: str) -> None:
         raise ConfigurationError(
             f"a cluster has 1 to {SLOTS} shards, not {shard_count}: change PERDURE_SHARDS"
         )
-    known: dict[str, str | None] = dict(tx.rows("meta.read"))
+    known: dict[str, str | None] = dict(tx.rows("read_meta"))
     stored = known.get("shard_count")
     if not stored:
         edges = [shard * SLOTS // shard_count for shard in range(shard_count + 1)]
         ranges = ((shard, edges[shard], edges[shard + 1] - 1) for shard in range(shard_count))
-        tx.many("agree.shard", ranges)
-        tx.run("meta.write", {"key": "shard_count", "value": str(shard_count)})
-        tx.run("meta.write", {"key": "lock_mode", "value": lock_mode})
+        tx.many("create_shards", ranges)
+        tx.run("agree", {"key": "shard_count", "value": str(shard_count)})
+        tx.run("agree", {"key": "lock_mode", "value": lock_mode})
         return
     if int(stored) != shard_count:
         raise ConfigurationError(
@@ -132,7 +132,10 @@ def register(tx: Transaction, me: RunnerIdentity, lease: float) -> None:
         "now": tx.now,
         "expires_at": _lease_end(tx, lease),
     }
-    tx.run("register", values)
+    if tx.row("register", values) is None:
+        raise DataRefused(
+            f"{what} cannot be stored: this runner id is dead or another replica's; take a new one"
+        )
 
 
 def renew(tx: Transaction, runner_id: int, lease: float) -> Renewal:
@@ -142,7 +145,7 @@ def renew(tx: Transaction, runner_id: int, lease: float) -> Renewal:
 
 def is_dead(tx: Transaction, runner_id: int) -> bool:
     """A row that is gone was dead before it was deleted."""
-    row = tx.row("runner_alive", {"runner_id": runner_id})
+    row = tx.row("is_dead", {"runner_id": runner_id})
     return row is None or bool(row[0])
 
 
@@ -164,8 +167,8 @@ def leave(tx: Transaction, runner_id: int) -> None:
 
 
 def read_topology(tx: Transaction) -> Topology:
-    runners = tuple(_runner(row) for row in tx.rows("read_topology.runners"))
-    shards = tuple(ShardRow(*row) for row in tx.rows("read_topology.shards"))
+    runners = tuple(_runner(row) for row in tx.rows("topology.runners"))
+    shards = tuple(ShardRow(*row) for row in tx.rows("topology.shards"))
     return Topology(runners, shards, from_micros(tx.now))
 
 

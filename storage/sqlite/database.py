@@ -88,7 +88,7 @@ class SqliteDatabase:
 
 def meta_rows(tx: Transaction) -> dict[str, str | None] | None:
     """The rows of `perdure_meta`; None without the table."""
-    return dict(tx.rows("meta.read")) if tx.rows("meta.present") else None
+    return dict(tx.rows("read_meta")) if tx.rows("read_meta.present") else None
 
 
 class FileLink:

@@ -18,7 +18,7 @@ OPEN = "open"
 
 def read_journals(tx: Transaction, run_ids: Sequence[str]) -> dict[str, Sequence[Entry]]:
     journals: dict[str, list[Entry]] = {run_id: [] for run_id in run_ids}
-    for row in tx.rows("read_journals", {"run_ids": as_list(sorted(journals))}):
+    for row in tx.rows("journal", {"run_ids": as_list(sorted(journals))}):
         journals[row[0]].append(_entry(row[1:]))
     return {run_id: tuple(entries) for run_id, entries in journals.items()}
 
@@ -48,13 +48,13 @@ def _instant(micros: int | None) -> float | None:
 
 
 def read_run(tx: Transaction, run_id: str) -> RunRecord | None:
-    rows = tx.select(f"{statements()['read_run']}\n where r.run_id = :run_id", {"run_id": run_id})
+    rows = tx.select(f"{statements()['read_runs']}\n where r.run_id = :run_id", {"run_id": run_id})
     return _record(rows[0]) if rows else None
 
 
 def read_results(tx: Transaction, run_ids: Sequence[str]) -> dict[str, RunRecord]:
     text = (
-        f"{statements()['read_run']}\n"
+        f"{statements()['read_runs']}\n"
         " where r.run_id in (select value from json_each(:run_ids)) and r.finished_at is not null"
     )
     rows = tx.select(text, {"run_ids": as_list(sorted(set(run_ids)))})
@@ -64,7 +64,7 @@ def read_results(tx: Transaction, run_ids: Sequence[str]) -> dict[str, RunRecord
 def list_runs(tx: Transaction, wanted: RunFilter) -> list[RunRecord]:
     """The conditions are put together, so that each kind of list has a text whose plan fits it."""
     conditions, values = _conditions(wanted)
-    text = statements()["read_run"]
+    text = statements()["read_runs"]
     if conditions:
         text += "\n where " + "\n   and ".join(conditions)
     text += "\n order by r.created_at desc, r.run_id desc\n limit :limit offset :offset"

@@ -22,13 +22,13 @@ from perdure.storage.sqlite.transaction import Transaction, as_list, storable
 def start_runs(tx: Transaction, runs: Sequence[NewRun]) -> list[StartOutcome]:
     """Writers come one at a time, so what the look-up does not find cannot appear before the insert."""
     ids = as_list(sorted({run.run_id for run in runs}))
-    known = {row[0]: row[1:] for row in tx.rows("start_runs.known", {"run_ids": ids})}
+    known = {row[0]: row[1:] for row in tx.rows("find_runs", {"run_ids": ids})}
     fresh: dict[str, NewRun] = {}
     for run in runs:
         if run.run_id not in known:
             fresh.setdefault(run.run_id, run)
     rows = [_run_values(fresh[run_id], tx.now) for run_id in sorted(fresh)]
-    for part in ("start_runs.run", "start_runs.fence", "start_runs.wake"):
+    for part in ("start.run", "start.fence", "start.wake"):
         tx.many(part, rows)
     return [_outcome(run, fresh.get(run.run_id), known) for run in runs]
 
@@ -71,9 +71,9 @@ def _outcome(
 def send_message(tx: Transaction, message: Message, mailbox_limit: int) -> SendOutcome:
     """Insert and bump in one transaction (R6)."""
     key = {"run_id": message.run_id, "message_id": message.message_id}
-    wake = tx.row("send_message.wake", key)
+    wake = tx.row("signal.wake", key)
     if wake is None:
-        ended = tx.row("send_message.ended", key)
+        ended = tx.row("signal.ended", key)
         if ended is None:
             return SendOutcome(SendStatus.UNKNOWN_RUN)
         return SendOutcome(SendStatus.ENDED, ended[0])
@@ -93,15 +93,15 @@ def send_message(tx: Transaction, message: Message, mailbox_limit: int) -> SendO
         "format": message.format,
         "now": tx.now,
     }
-    tx.run("send_message.store", values)
-    tx.run("send_message.wake_up", values)
+    tx.run("signal.store", values)
+    tx.run("signal.wake_up", values)
     return SendOutcome(SendStatus.DELIVERED, slot)
 
 
 def read_mailboxes(tx: Transaction, run_ids: Sequence[str]) -> dict[str, Mailbox]:
     wake_seqs: dict[str, int] = {}
     unread: defaultdict[str, list[Message]] = defaultdict(list)
-    for row in tx.rows("read_mailboxes", {"run_ids": as_list(sorted(set(run_ids)))}):
+    for row in tx.rows("mailbox", {"run_ids": as_list(sorted(set(run_ids)))}):
         run_id, wake_seqs[row[0]] = row[0], row[1]
         if row[2] is not None:
             unread[run_id].append(_message(run_id, row[2:]))
@@ -147,6 +147,6 @@ def release_hold(tx: Transaction, run_id: str, batch_id: int) -> bool:
         return bool(last_batch == batch_id)
     if claim_id is not None:
         return False
-    tx.run("release_hold.fence", values)
-    tx.run("release_hold.wake", values)
+    for part in ("release_hold.fence", "release_hold.wake", "release_hold.event"):
+        tx.run(part, values)
     return True

@@ -11,7 +11,9 @@ from tests.contract.world import SHARDS, WORKFLOW, World, entry, write
 
 async def test_a_claim_takes_a_due_run_and_tells_all_a_body_needs(world: World) -> None:
     runner = await world.runner()
-    new = world.new_run("r1", payload='{"n": 1}', version=2, source="cron", parent_id="p", trace="t")
+    new = world.new_run(
+        "r1", payload='{"n": 1}', version=2, source="cron", parent_id="p", trace="t"
+    )
     await world.runs.start_runs([new])
     before = await world.now()
     claims = await runner.claims()
@@ -93,15 +95,24 @@ async def test_a_held_run_is_left_until_it_is_released(world: World) -> None:
     await world.deliver("r1", "m1")
     assert await runner.claim(orphans=True) == {}
     record = await world.record("r1")
-    assert (record.status, record.hold, record.reason) == (RunStatus.SUSPENDED, "crash-loop", "crash-loop")
+    assert (record.status, record.hold, record.reason) == (
+        RunStatus.SUSPENDED,
+        "crash-loop",
+        "crash-loop",
+    )
     assert (record.wake_at, record.unread) == (None, 1)
 
 
 async def test_only_shards_that_are_mine_are_looked_into(world: World) -> None:
     runner = await world.runner([0, 1])
     other = await world.runner([2])
-    await world.runs.start_runs([world.new_run(f"s{shard}", slot=shard * 65_536 // SHARDS) for shard in range(SHARDS)])
-    assert sorted(await runner.claim(holds=[*runner.holds, *other.holds, ShardHold(3, 0)])) == ["s0", "s1"]
+    await world.runs.start_runs(
+        [world.new_run(f"s{shard}", slot=shard * 65_536 // SHARDS) for shard in range(SHARDS)]
+    )
+    assert sorted(await runner.claim(holds=[*runner.holds, *other.holds, ShardHold(3, 0)])) == [
+        "s0",
+        "s1",
+    ]
     assert sorted(await other.claim()) == ["s2"]
     assert await runner.claim(holds=[]) == {}
 
@@ -175,7 +186,9 @@ async def test_the_crash_count_grows_by_take_overs_and_ends_with_an_entry(world:
     assert (await world.record("r1")).reclaim_count == 0
 
 
-async def test_my_own_running_run_that_i_do_not_have_is_an_orphan_without_a_crash(world: World) -> None:
+async def test_my_own_running_run_that_i_do_not_have_is_an_orphan_without_a_crash(
+    world: World,
+) -> None:
     runner = await world.runner()
     await world.start("r1", "r2")
     first = await runner.claim()
@@ -312,13 +325,17 @@ async def test_upcoming_lists_parked_runs_soonest_first(world: World) -> None:
     runner = await world.runner([0, 1, 2])
     now = await world.now()
     wakes = {"b": now + 20, "a": now + 10, "late": now + 900, "untimed": None, "held": now + 5}
-    await world.runs.start_runs([world.new_run(run_id, slot=number) for number, run_id in enumerate(wakes)])
+    await world.runs.start_runs(
+        [world.new_run(run_id, slot=number) for number, run_id in enumerate(wakes)]
+    )
     for run_id, run in (await runner.claim()).items():
         reason = Reason.OPERATOR if run_id == "held" else Reason.TIMER
         await runner.park(run, wake_at=wakes[run_id], reason=reason)
     found = await world.runs.upcoming(runner.runner_id, runner.holds, now + 60, 10)
     assert [tuple(item) for item in found] == [("a", 1, wakes["a"]), ("b", 0, wakes["b"])]
-    assert [item[0] for item in await world.runs.upcoming(runner.runner_id, runner.holds, now + 60, 1)] == ["a"]
+    assert [
+        item[0] for item in await world.runs.upcoming(runner.runner_id, runner.holds, now + 60, 1)
+    ] == ["a"]
     stale = [ShardHold(hold.shard_id, hold.epoch - 1) for hold in runner.holds]
     assert list(await world.runs.upcoming(runner.runner_id, stale, now + 60, 10)) == []
     assert list(await world.runs.upcoming(runner.runner_id, [], now + 60, 10)) == []

@@ -45,11 +45,21 @@ async def test_a_new_run_is_pending_and_complete(world: World) -> None:
     assert outcome == StartOutcome("r1", True, WORKFLOW, RunStatus.PENDING)
     record = await world.record("r1")
     assert record.status is RunStatus.PENDING
-    assert (record.payload, record.version, record.source, record.slot) == (new.payload, 3, "http", new.slot)
+    assert (record.payload, record.version, record.source, record.slot) == (
+        new.payload,
+        3,
+        "http",
+        new.slot,
+    )
     assert (record.tenant, record.parent_id, record.trace) == ("t", "p", "00-abc")
     assert (record.subject, record.tags) == ("me", '["x"]')
     assert before <= record.created_at <= await world.now()
-    assert (record.started_at, record.finished_at, record.claim_id, record.unread) == (None, None, None, 0)
+    assert (record.started_at, record.finished_at, record.claim_id, record.unread) == (
+        None,
+        None,
+        None,
+        0,
+    )
     assert (record.next_seq, record.hold, record.result, record.error) == (1, None, None, None)
 
 
@@ -63,13 +73,23 @@ async def test_an_id_that_exists_is_answered_and_not_changed(world: World) -> No
 async def test_old_and_new_ids_in_one_call_keep_their_order(world: World) -> None:
     await world.start("b")
     outcomes = await world.start("c", "b", "a")
-    assert [(outcome.run_id, outcome.created) for outcome in outcomes] == [("c", True), ("b", False), ("a", True)]
+    assert [(outcome.run_id, outcome.created) for outcome in outcomes] == [
+        ("c", True),
+        ("b", False),
+        ("a", True),
+    ]
 
 
 async def test_one_id_twice_in_a_call_is_created_by_the_first(world: World) -> None:
-    first, second = world.new_run("r1", payload="1"), world.new_run("r1", payload="2", workflow="other")
+    first, second = (
+        world.new_run("r1", payload="1"),
+        world.new_run("r1", payload="2", workflow="other"),
+    )
     outcomes = await world.runs.start_runs([first, second])
-    assert [(outcome.created, outcome.workflow) for outcome in outcomes] == [(True, WORKFLOW), (False, WORKFLOW)]
+    assert [(outcome.created, outcome.workflow) for outcome in outcomes] == [
+        (True, WORKFLOW),
+        (False, WORKFLOW),
+    ]
     assert (await world.record("r1")).payload == "1"
 
 

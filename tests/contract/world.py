@@ -84,7 +84,12 @@ class Runner:
         return await self.world.runs.settle_writes(self.runner_id, batch_id, writes)
 
     async def park(
-        self, run: ClaimedRun, *, wake_at: float | None = None, seen: int = 0, reason: Reason = Reason.TIMER
+        self,
+        run: ClaimedRun,
+        *,
+        wake_at: float | None = None,
+        seen: int = 0,
+        reason: Reason = Reason.TIMER,
     ) -> Verdict:
         outcome = Park(wake_at=wake_at, seen=seen, reason=reason)
         return (await self.commit(write(run, outcome=outcome)))[run.run_id]
@@ -136,7 +141,10 @@ class World:
         """Declare a runner dead whose lease is over."""
 
         async def declared() -> bool:
-            renewals = {row.runner_id: row.renew_count for row in (await self.cluster.read_topology()).runners}
+            renewals = {
+                row.runner_id: row.renew_count
+                for row in (await self.cluster.read_topology()).runners
+            }
             return await self.cluster.declare_dead(runner.runner_id, renewals[runner.runner_id])
 
         await until(declared, what=f"runner {runner.runner_id} declared dead", deadline=5.0)
@@ -193,11 +201,15 @@ class World:
 
 def write(run: ClaimedRun, *, revision: int | None = None, **changes: Any) -> RunWrite:
     """A write of a run as it was claimed; ``revision`` once it has committed since."""
-    return RunWrite(run.run_id, run.claim_id, run.revision if revision is None else revision, **changes)
+    return RunWrite(
+        run.run_id, run.claim_id, run.revision if revision is None else revision, **changes
+    )
 
 
 def entry(seq: int, key: str = "a", **changes: Any) -> Entry:
-    plain = Entry(seq=seq, kind=EntryKind.STEP, key=f"/{key}#{seq}", at=1_700_000_000.000001, output="1")
+    plain = Entry(
+        seq=seq, kind=EntryKind.STEP, key=f"/{key}#{seq}", at=1_700_000_000.000001, output="1"
+    )
     return replace(plain, **changes)
 
 

@@ -1,16 +1,16 @@
--- name: runner_alive
+-- name: is_dead
 select dead from perdure_runners where runner_id = :runner_id
 
--- name: claim_runs.shards
+-- name: claim.shards
 -- The shards that are really mine under the epoch I know, in the order given.
 select s.shard_id, s.epoch, s.slot_lo, s.slot_hi
   from (select key as place, value->>0 as shard_id, value->>1 as epoch from json_each(:holds)) h
   join perdure_shards s on s.shard_id = h.shard_id and s.epoch = h.epoch and s.runner_id = :runner_id
  order by h.place
 
--- name: claim_runs.due
+-- name: claim.due
 -- The correlated subquery looks into one bucket after the other, in due order, and never reads past its limit.
-select w.run_id, b.shard_id, b.epoch, f.status, f.runner_id
+select w.run_id, b.slot_lo, b.epoch, f.status, f.runner_id
   from (select key as place, value->>0 as shard_id, value->>1 as epoch, value->>2 as slot_lo, value->>3 as slot_hi
           from json_each(:buckets)) b
  cross join perdure_wakes w on w.run_id in (
@@ -26,9 +26,9 @@ select w.run_id, b.shard_id, b.epoch, f.status, f.runner_id
   join perdure_fences f on f.run_id = w.run_id
  limit :limit
 
--- name: claim_runs.orphans
+-- name: claim.orphans
 -- Running, but not in anybody's memory: their runner is dead, or it is me and I do not have them.
-select f.run_id, b.shard_id, b.epoch, f.status, f.runner_id
+select f.run_id, b.slot_lo, b.epoch, f.status, f.runner_id
   from (select value->>0 as shard_id, value->>1 as epoch, value->>2 as slot_lo, value->>3 as slot_hi
           from json_each(:buckets)) b
  cross join perdure_fences f on f.slot between b.slot_lo and b.slot_hi
@@ -39,7 +39,7 @@ select f.run_id, b.shard_id, b.epoch, f.status, f.runner_id
    and (f.runner_id = :runner_id or exists (select 1 from perdure_runners r where r.runner_id = f.runner_id and r.dead))
  limit :limit
 
--- name: claim_runs.fence
+-- name: claim.fence
 -- A claim: a fresh random id, the shard's epoch, revision + 1. Entered is entered once.
 update perdure_fences as f
    set status = 'running', reason = null, claim_id = c.claim_id, epoch = c.epoch, revision = f.revision + 1,
@@ -49,12 +49,12 @@ update perdure_fences as f
           from json_each(:claims)) c
  where f.run_id = c.run_id and f.epoch <= c.epoch
 
--- name: claim_runs.wake
+-- name: claim.wake
 update perdure_wakes
    set wake_at = null
  where run_id in (select value->>0 from json_each(:claims)) and wake_at <= :horizon
 
--- name: claim_runs.read
+-- name: claim.read
 select f.run_id, f.slot, f.claim_id, f.epoch, f.revision, f.next_seq, f.entered_at, f.reclaim_count, w.wake_seq,
        r.workflow, r.version, r.payload, r.payload_format, r.seed, r.created_at, r.source, r.parent_id, r.trace
   from json_each(:claims) c
@@ -80,10 +80,11 @@ update perdure_wakes as w
  where w.run_id = i.run_id and w.wake_seq = i.seen and w.wake_at <= :now
 
 -- name: upcoming
+-- Those due for more than ten seconds are left to claims, so that a backlog is not read over and over.
 select w.run_id, w.slot, w.wake_at
   from (select value->>0 as slot_lo, value->>1 as slot_hi from json_each(:buckets)) b
  cross join perdure_wakes w on w.slot >> 8 = b.slot_lo >> 8 and w.slot between b.slot_lo and b.slot_hi
   join perdure_fences f on f.run_id = w.run_id
- where w.wake_at is not null and w.wake_at < :until and w.hold is null and f.status = 'suspended'
+ where w.wake_at is not null and w.wake_at >= :now - 10000000 and w.wake_at < :until and w.hold is null and f.status = 'suspended'
  order by w.wake_at
  limit :limit

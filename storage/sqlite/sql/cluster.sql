@@ -1,16 +1,21 @@
--- name: meta.read
+-- name: read_meta
 select key, value from perdure_meta
 
--- name: meta.write
+-- name: agree
 insert into perdure_meta (key, value) values (:key, :value)
 on conflict (key) do update set value = excluded.value
 
--- name: agree.shard
+-- name: create_shards
 insert into perdure_shards (shard_id, slot_lo, slot_hi) values (?, ?, ?)
 
 -- name: register
+-- The same runner again (an outcome was unknown): its own row, unless it is dead.
 insert into perdure_runners (runner_id, replica_id, address, started_at, expires_at, workflows, info)
 values (:runner_id, :replica_id, :address, :now, :expires_at, :workflows, :info)
+on conflict (runner_id) do update
+   set expires_at = max(expires_at, excluded.expires_at)
+ where not dead and replica_id = excluded.replica_id
+returning runner_id
 
 -- name: renew
 -- A runner that was declared dead stays dead, and a lease never gets shorter.
@@ -21,13 +26,13 @@ update perdure_runners
 -- name: set_draining
 update perdure_runners set draining = 1 where runner_id = :runner_id
 
--- name: read_topology.runners
+-- name: topology.runners
 select runner_id, replica_id, address, started_at, expires_at, renew_count, dead, draining, workflows,
        placement_version, info
   from perdure_runners
  order by runner_id
 
--- name: read_topology.shards
+-- name: topology.shards
 select shard_id, slot_lo, slot_hi, runner_id, epoch from perdure_shards order by shard_id
 
 -- name: declare_dead

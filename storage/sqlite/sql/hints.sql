@@ -2,5 +2,5 @@
 -- Changes when another connection has committed, and only then.
 pragma data_version
 
--- name: meta.present
+-- name: read_meta.present
 select 1 from sqlite_schema where type = 'table' and name = 'perdure_meta'

@@ -1,4 +1,4 @@
--- name: send_message.wake
+-- name: signal.wake
 -- The mailbox of a live run. No row: the run has ended, or there is none.
 select w.slot, w.wake_seq,
        exists (select 1 from perdure_messages m where m.run_id = w.run_id and m.message_id = :message_id) as known,
@@ -6,20 +6,20 @@ select w.slot, w.wake_seq,
   from perdure_wakes w
  where w.run_id = :run_id
 
--- name: send_message.ended
+-- name: signal.ended
 select slot from perdure_runs where run_id = :run_id
 
--- name: send_message.store
+-- name: signal.store
 insert into perdure_messages (run_id, message_id, wake_seq, kind, name, body, format, sent_at)
 values (:run_id, :message_id, :wake_seq, :kind, :name, :body, :format, :now)
 
--- name: send_message.wake_up
+-- name: signal.wake_up
 -- A held run collects its mail without becoming due.
 update perdure_wakes
    set wake_seq = :wake_seq, wake_at = case when hold is null then min(coalesce(wake_at, :now), :now) end
  where run_id = :run_id
 
--- name: read_mailboxes
+-- name: mailbox
 -- wake_seq and the unread messages in one snapshot, the only source of `seen` (R6).
 select w.run_id, w.wake_seq, m.message_id, m.kind, m.name, m.body, m.wake_seq, m.sent_at, m.format
   from json_each(:run_ids) i
@@ -52,11 +52,14 @@ select w.hold, f.claim_id, f.last_batch
 
 -- name: release_hold.fence
 update perdure_fences
-   set status = 'suspended', reason = null, reclaim_count = 0, last_batch = :batch_id
+   set reason = null, reclaim_count = 0, revision = revision + 1, last_batch = :batch_id
  where run_id = :run_id
 
 -- name: release_hold.wake
 update perdure_wakes set hold = null, wake_at = :now where run_id = :run_id
+
+-- name: release_hold.event
+insert into perdure_run_events (run_id, type, at) values (:run_id, 'run-resumed', :now)
 
 -- name: end_run.fence
 delete from perdure_fences where run_id = :run_id

@@ -1,17 +1,17 @@
--- name: read_journals
+-- name: journal
 select s.run_id, s.seq, s.kind, s.step_key, s.at, s.status, s.attempt, s.input_hash, s.input, s.output, s.error,
        s.started_at, s.format
   from json_each(:run_ids) i
-  join perdure_steps s on s.run_id = i.value
+  join perdure_steps s on s.run_id = i.value and s.superseded_by is null
  order by s.run_id, s.seq
 
--- name: read_run
+-- name: read_runs
 -- The lists and look-ups of people add their conditions to this one.
 select r.run_id, r.workflow, r.version, coalesce(f.status, r.status) as status, r.slot, r.source, r.created_at,
        r.payload, r.payload_format, coalesce(f.entered_at, r.started_at) as started_at, r.finished_at, r.result, r.error,
        coalesce(f.reason, r.reason) as reason, w.wake_at, w.hold, f.runner_id, f.claim_id, f.epoch,
        coalesce(f.reclaim_count, 0) as reclaim_count,
-       coalesce(f.next_seq, (select 1 + max(s.seq) from perdure_steps s where s.run_id = r.run_id), 1) as next_seq,
+       coalesce(f.next_seq, 1) as next_seq,
        (select count(*) from perdure_messages m where m.run_id = r.run_id and m.consumed_seq is null) as unread,
        r.parent_id, r.tenant, r.trace, r.subject, r.tags
   from perdure_runs r
