@@ -110,7 +110,7 @@ async def latency(runner: Runner, runs: int) -> float:
 async def one_round(
     server: PrivatePostgres, runs: int, figures: dict[tuple[str, str], Figures]
 ) -> None:
-    url = await server.create_database()
+    url = server.url(await asyncio.to_thread(server.create_database))
     await asyncio.to_thread(migrate, Settings(db=url).database())
     limit = await commit_rate(url)
     figures[("limit", "one-row commits")].add(limit)
