@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import socket
 import struct
 from collections import Counter
@@ -46,7 +47,7 @@ from .wire import (
 
 CutWhere = Literal["before", "after_commit", "lock_wait"]
 HangWhere = Literal["before", "answer"]
-Action = Literal["cut", "hang"]
+Action = Literal["cut", "hang", "call"]
 
 # A client's messages up to one of these are decided on together: before them the server does not
 # have to answer, so nothing is lost by holding the others back.
@@ -59,7 +60,8 @@ class Rule:
     """A fault that is armed. ``happened`` is set when it has been done ``times`` times.
 
     backend_pid, statement: of the last time it was done. answer: the command tag the server gave
-    (``after_commit`` only). error: what the server answered instead of success, None if it did not.
+    (of ``after_commit``, and of a call at the ``answer``). error: what it answered instead of
+    success, None if it did not.
     """
 
     action: Action
@@ -186,6 +188,29 @@ class PostgresProxy:
         """
         return self._arm("hang", where, name, predicate, nth, times, on, None)
 
+    def call(
+        self,
+        do: Callable[[int], object],
+        *,
+        name: str | None = None,
+        predicate: Callable[[str], bool] | None = None,
+        where: HangWhere = "before",
+        nth: int = 1,
+        times: int = 1,
+        on: Callable[[ProxiedConnection], bool] | None = None,
+    ) -> Rule:
+        """Arm a call of ``do(backend_pid)``, plain or async, such as one that kills the client.
+
+        ``before``: then the statement goes to the server, if the client still lives. ``answer``:
+        the server has executed it, its answer is delivered after the call.
+        """
+
+        async def when(pid: int) -> object:
+            outcome = do(pid)
+            return await outcome if inspect.isawaitable(outcome) else outcome
+
+        return self._arm("call", where, name, predicate, nth, times, on, when)
+
     def _arm(
         self,
         action: Action,
@@ -308,6 +333,7 @@ class ProxiedConnection:
         self._answered = asyncio.Condition()
         self._swallow_after: int | None = None  # number of the first answer not to be delivered
         self._swallowing: Rule | None = None
+        self._held: list[bytes] | None = None  # an answer that is delivered later
 
     async def run(self, server_port: int) -> None:
         packet = await self._startup()
@@ -375,6 +401,8 @@ class ProxiedConnection:
             await self._send(unit, executed)
         elif rule.action == "hang":
             await self._hang(rule, unit, executed)
+        elif rule.action == "call":
+            await self._call(rule, unit, executed)
         else:
             await self._cut(rule, unit, executed)
 
@@ -392,6 +420,25 @@ class ProxiedConnection:
         rule.note_done()
         await asyncio.Event().wait()  # until the connection is reset or the proxy closed
 
+    async def _call(self, rule: Rule, unit: list[WireMessage], executed: list[Statement]) -> None:
+        assert rule.when is not None
+        if rule.where == "before":
+            await rule.when(self.backend_pid)
+            rule.note_done()
+            await asyncio.sleep(0)  # two turns of the loop: it reads what the client's end left
+            await asyncio.sleep(0)
+            if self._client_reader.at_eof() or self._client_reader.exception() is not None:
+                raise ConnectionAbortedError
+            await self._send(unit, executed)
+            return
+        self._swallow_after, self._swallowing, self._held = self._syncs_sent, rule, []
+        await self._send(unit, executed)
+        await self._all_answered()
+        await rule.when(self.backend_pid)
+        rule.note_done()
+        self._client.write(b"".join(self._held))
+        self._swallow_after = self._swallowing = self._held = None
+
     async def _cut(self, rule: Rule, unit: list[WireMessage], executed: list[Statement]) -> None:
         if rule.where == "before":
             self.reset()
@@ -404,12 +451,15 @@ class ProxiedConnection:
                 await rule.when(self.backend_pid)
             _reset(self._client)
             rule.note_done()
-        async with self._answered:
-            await self._answered.wait_for(lambda: self._ready_seen >= self._syncs_sent)
+        await self._all_answered()
         self.reset()
         if rule.where == "after_commit":
             rule.note_done()
         raise ConnectionAbortedError
+
+    async def _all_answered(self) -> None:
+        async with self._answered:
+            await self._answered.wait_for(lambda: self._ready_seen >= self._syncs_sent)
 
     # ---- from the server ----------------------------------------------------------------------
 
@@ -427,7 +477,9 @@ class ProxiedConnection:
         swallowed = self._swallow_after is not None and self._ready_seen >= self._swallow_after
         if not swallowed:
             self._client.write(message.raw)
-        elif self._swallowing is not None:
+        if swallowed and self._held is not None:
+            self._held.append(message.raw)
+        if swallowed and self._swallowing is not None:
             _note_answer(self._swallowing, message)
         if message.kind == "Z":
             async with self._answered:

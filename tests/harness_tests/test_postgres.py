@@ -16,6 +16,7 @@ from tests.harness.pods import ROOT
 from tests.harness.postgres import PrivatePostgres, find_binaries, free_port, reap_orphans
 from tests.harness.waiting import until
 
+LOST = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
 pytestmark = pytest.mark.skipif(
     find_binaries() is None, reason="PostgreSQL binaries are not present"
 )
@@ -35,7 +36,7 @@ async def test_restart_keeps_committed_rows_and_the_address(server: PrivatePostg
     old_pid = server.pid
     server.restart(mode="immediate")
     assert server.pid != old_pid
-    with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):
+    with pytest.raises(LOST):
         await connection.fetchval("select 1")
     connection.terminate()
     assert server.url() == url

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import AsyncIterator
 
 import asyncpg
@@ -205,6 +206,54 @@ async def test_a_hung_statement_neither_answers_nor_fails(
         await call
     assert await setting.rows() == [*written, 2]
     await other.close()
+
+
+@pytest.mark.parametrize(("where", "written"), [("before", []), ("answer", [1])])
+async def test_a_call_comes_before_the_statement_or_before_its_answer(
+    setting: Setting, where: HangWhere, written: list[int]
+) -> None:
+    seen: list[list[int]] = []
+
+    async def look(pid: int) -> None:
+        assert pid == client.get_server_pid()
+        seen.append(await setting.rows())
+
+    client = await setting.client()
+    rule = setting.proxy.call(look, name="insert_row", where=where, times=2)
+    for n in (1, 2, 3):
+        assert await client.execute(INSERT, n) == "INSERT 0 1"
+    assert rule.happened.is_set()
+    assert seen == [written, [*written, 1 + len(written)]]
+    assert await setting.rows() == [1, 2, 3]
+    await client.close()
+
+
+CLIENT = """
+import asyncio, sys, asyncpg
+async def main():
+    connection = await asyncpg.connect(sys.argv[1])
+    await connection.execute(sys.argv[2], 1)
+    await connection.execute(sys.argv[2], 2)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(("where", "written"), [("before", [1]), ("answer", [1, 2])])
+async def test_a_client_process_can_be_killed_at_a_statement(
+    setting: Setting, where: HangWhere, written: list[int]
+) -> None:
+    url = setting.proxy.url(setting.database)
+    client = await asyncio.create_subprocess_exec(sys.executable, "-c", CLIENT, url, INSERT)
+
+    async def kill(pid: int) -> None:
+        client.kill()
+        await client.wait()
+
+    rule = setting.proxy.call(kill, name="insert_row", where=where, nth=2)
+    await happened(rule)
+    await setting.session_gone(rule.backend_pid)
+    assert await setting.rows() == written
+    assert client.returncode == -9
 
 
 async def test_hang_all_holds_old_and_new_connections_until_resume(setting: Setting) -> None:
