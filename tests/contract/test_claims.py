@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from perdure.storage.clock import to_instant
 from perdure.storage.errors import RunnerDeclaredDead
 from perdure.storage.model import MessageKind, Reason, RunStatus, ShardHold, Verdict
 from tests.contract.world import SHARDS, WORKFLOW, World, entry, write
@@ -324,7 +325,13 @@ async def test_due_in_memory_never_takes_a_parked_runs_timer(world: World) -> No
 async def test_upcoming_lists_parked_runs_soonest_first(world: World) -> None:
     runner = await world.runner([0, 1, 2])
     now = await world.now()
-    wakes = {"b": now + 20, "a": now + 10, "late": now + 900, "untimed": None, "held": now + 5}
+    wakes = {
+        "b": to_instant(now + 20),
+        "a": to_instant(now + 10),
+        "late": to_instant(now + 900),
+        "untimed": None,
+        "held": to_instant(now + 5),
+    }
     await world.runs.start_runs(
         [world.new_run(run_id, slot=number) for number, run_id in enumerate(wakes)]
     )

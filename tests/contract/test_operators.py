@@ -1,0 +1,105 @@
+"""What an operator or a client does to a run that nobody holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from perdure.storage.model import Park, Reason, RunStatus, SendStatus, Verdict
+from tests.contract.world import World, entry, write
+
+
+@pytest.mark.req("SL5")
+async def test_a_run_nobody_entered_is_cancelled_at_once(world: World) -> None:
+    runner = await world.runner()
+    await world.start("r1")
+    await world.deliver("r1", "m1")
+    assert await world.runs.cancel_unentered("r1", batch_id=1, reason="not 'needed' 🏁")
+    record = await world.record("r1")
+    assert (record.status, record.reason) == (RunStatus.CANCELLED, "not 'needed' 🏁")
+    assert (record.started_at, record.unread) == (None, 0)
+    assert record.finished_at is not None
+    assert await runner.claim() == {}
+    assert (await world.send("r1", "m2")).status is SendStatus.ENDED
+    assert await world.runs.count_runs() == {}
+
+
+@pytest.mark.req("SL5")
+async def test_a_held_run_is_cancelled_at_once(world: World) -> None:
+    runner = await world.runner()
+    await world.start("r1")
+    run = await runner.claim_one("r1")
+    await runner.commit(write(run, entries=[entry(1)], outcome=Park(None, 0, Reason.FAILURE)))
+    assert await world.runs.cancel_unentered("r1", batch_id=2, reason=None)
+    record = await world.record("r1")
+    assert (record.status, record.started_at) == (RunStatus.CANCELLED, run.entered_at)
+    assert (record.hold, record.reason) == (None, None)
+    assert len(await world.journal("r1")) == 1
+
+
+@pytest.mark.req("SL5")
+async def test_a_run_that_was_entered_is_not_ended_from_outside(world: World) -> None:
+    runner = await world.runner()
+    await world.start("running", "parked", "ended")
+    runs = await runner.claim()
+    await runner.park(runs["parked"], wake_at=None)
+    await runner.finish(runs["ended"])
+    for run_id in ("running", "parked", "ended", "unknown"):
+        assert not await world.runs.cancel_unentered(run_id, batch_id=3, reason=None)
+    assert (await world.record("running")).status is RunStatus.RUNNING
+    assert (await world.record("parked")).status is RunStatus.SUSPENDED
+    assert (await world.record("ended")).status is RunStatus.SUCCEEDED
+
+
+async def test_the_holder_of_a_run_that_was_cancelled_from_outside_is_fenced(world: World) -> None:
+    runner = await world.runner()
+    await world.start("r1")
+    run = await runner.claim_one("r1")
+    await runner.park(run, reason=Reason.OPERATOR)
+    await world.runs.cancel_unentered("r1", batch_id=4, reason=None)
+    assert await runner.finish(run) is Verdict.FENCED
+    assert (await world.record("r1")).status is RunStatus.CANCELLED
+
+
+async def test_a_cancel_sent_again_after_a_lost_answer_is_still_true(world: World) -> None:
+    await world.start("r1")
+    assert await world.runs.cancel_unentered("r1", batch_id=5, reason="x")
+    assert await world.runs.cancel_unentered("r1", batch_id=5, reason="x")
+    assert not await world.runs.cancel_unentered("r1", batch_id=6, reason="y")
+    assert (await world.record("r1")).reason == "x"
+
+
+@pytest.mark.req("SL7")
+async def test_a_released_run_is_due_with_its_crash_count_gone(world: World) -> None:
+    runner = await world.runner()
+    await world.start("r1")
+    await runner.park(await runner.claim_one("r1"), reason=Reason.CRASH_LOOP)
+    await world.deliver("r1", "m1")
+    assert await world.runs.release_hold("r1", batch_id=7)
+    record = await world.record("r1")
+    assert (record.hold, record.reason, record.reclaim_count) == (None, None, 0)
+    assert (record.status, record.unread) == (RunStatus.SUSPENDED, 1)
+    assert record.wake_at is not None
+    assert "run-resumed" in [event.type for event in await world.runs.read_events("r1")]
+    run = await runner.claim_one("r1")
+    assert (run.reclaim_count, run.wake_seq) == (0, 1)
+
+
+async def test_only_a_hold_can_be_released(world: World) -> None:
+    runner = await world.runner()
+    await world.start("pending", "running", "parked", "ended")
+    runs = await runner.claim()
+    await runner.park(runs["parked"], wake_at=None)
+    await runner.finish(runs["ended"])
+    await world.start("fresh")
+    for run_id in ("fresh", "running", "parked", "ended", "unknown"):
+        assert not await world.runs.release_hold(run_id, batch_id=8)
+    assert (await world.record("parked")).wake_at is None
+
+
+async def test_a_release_sent_again_after_a_lost_answer_is_still_true(world: World) -> None:
+    runner = await world.runner()
+    await world.start("r1")
+    await runner.park(await runner.claim_one("r1"), reason=Reason.OPERATOR)
+    assert await world.runs.release_hold("r1", batch_id=9)
+    assert await world.runs.release_hold("r1", batch_id=9)
+    assert not await world.runs.release_hold("r1", batch_id=10)
