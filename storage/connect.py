@@ -129,7 +129,7 @@ def in_own_thread(work: Callable[[], T]) -> T:
     def run() -> None:
         try:
             answers.append(work())
-        except BaseException as error:  # noqa: BLE001 - handed to the caller as it is
+        except BaseException as error:
             errors.append(error)
 
     thread = threading.Thread(target=run, name="perdure-migrate")

@@ -45,16 +45,24 @@ def initial_meta(created_at: float) -> dict[str, str]:
 
 
 def read_meta(
-    rows: Mapping[str, str | None] | None, *, database: str, server_identity: str | None = None
+    rows: Mapping[str, str | None] | None,
+    *,
+    database: str,
+    schema: str | None = None,
+    server_identity: str | None = None,
 ) -> Meta:
     """The agreed facts from the rows of `perdure_meta` (None: the table does not exist).
 
-    database: its URL as people may see it, without a password. Raises `SchemaError` naming what to run if the
-    schema is missing, older than this code or too new for it. `shard_count` is 0 until a runner has booted.
+    database: its URL as people may see it, without a password. schema: if one was set. Raises `SchemaError`
+    naming what to run if the schema is missing, older than this code or too new for it. `shard_count` is 0
+    until a runner has booted.
     """
     remedy = f"perdure migrate --db {database}"
+    if schema is not None:
+        database, remedy = f"schema {schema!r} of {database}", f"{remedy} --schema {schema}"
     if not rows or rows.get("schema_version") is None:
-        raise SchemaError(f"{database} has no perdure tables; create them with: {remedy}")
+        granted = "" if schema is None else ", and grant this role USAGE on the schema"
+        raise SchemaError(f"{database} has no perdure tables; create them with: {remedy}{granted}")
     version = int(rows["schema_version"] or 0)
     needed = int(rows.get("min_code_version") or 1)
     if version < SCHEMA_VERSION:
@@ -66,7 +74,7 @@ def read_meta(
         raise SchemaError(
             f"the schema of {database} is version {version} and serves releases of schema {needed} and later, "
             f"this one is of {SCHEMA_VERSION}; install a newer perdure (it was updated by a newer "
-            f"perdure migrate --db {database})"
+            f"{remedy})"
         )
     hash_name = rows.get("hash_name") or HASH_NAME
     if hash_name != HASH_NAME:

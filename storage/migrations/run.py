@@ -12,17 +12,13 @@ from sqlalchemy.pool import NullPool
 
 from perdure.storage.errors import ConfigurationError
 
-LOCK = 0x7065_7264_7572_6500  # "perdure": the key of the advisory lock
-
 
 def migrate_over(connection: sa.Connection) -> tuple[int, int]:
     """Upgrade to the newest version; the schema version before (0: no tables) and after.
 
-    The connection is inside a transaction already, on SQLite one begun as IMMEDIATE; the caller commits.
+    The connection is inside a transaction that only one process at a time can have: on PostgreSQL one that holds an
+    advisory lock, on SQLite one begun as IMMEDIATE. The caller commits.
     """
-    if connection.dialect.name == "postgresql":
-        # Until the end of the transaction: a second process finds everything done.
-        connection.execute(sa.text("select pg_advisory_xact_lock(:key)"), {"key": LOCK})
     before = schema_version(connection)
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent))

@@ -1,0 +1,72 @@
+-- name: claim
+-- Take due runs of my shards, and orphans where $8. Nothing waits for a row lock.
+--   $1 me  $2 shards, in the order to look into them  $3 their epochs  $4 workflows I know  $5 claims in my memory
+--   $6 most candidates per bucket  $7 fresh random claim ids, as many as runs wanted  $8 orphans too
+--   $9 seconds ahead of time  $10 low-water mark or null
+-- One line always comes back: the database's clock, whether I am alive, whether there is more; then the runs.
+with mine as materialized (  -- a line for each bucket of 256 slots of each shard that is still mine
+  select m.place, greatest(s.slot_lo, b.n << 8) as slot_lo, least(s.slot_hi, (b.n << 8) + 255) as slot_hi, s.epoch
+    from unnest($2::int[], $3::bigint[]) with ordinality as m(shard_id, epoch, place)
+    join perdure_shards s on s.shard_id = m.shard_id and s.epoch = m.epoch and s.runner_id = $1
+   cross join lateral generate_series(s.slot_lo >> 8, s.slot_hi >> 8) as b(n)
+   where exists (select 1 from perdure_runners r where r.runner_id = $1 and not r.dead)
+   order by m.place, b.n
+), found as materialized (  -- read only as far as `picked` asks
+  select o.run_id, m.epoch, m.slot_lo
+    from mine m
+   cross join lateral (
+     select f.run_id from perdure_fences f
+      where f.slot between m.slot_lo and m.slot_hi and f.status = 'running' and f.claim_id <> all($5::bigint[])
+        and f.workflow = any($4::text[]) and f.epoch <= m.epoch
+        and (f.runner_id = $1 or exists (select 1 from perdure_runners r where r.runner_id = f.runner_id and r.dead))
+      limit $6) o
+   where $8::boolean
+  union all
+  select d.run_id, m.epoch, m.slot_lo
+    from mine m
+   cross join lateral (
+     select w.run_id from perdure_wakes w join perdure_fences f on f.run_id = w.run_id
+      where w.slot >> 8 = m.slot_lo >> 8 and w.slot between m.slot_lo and m.slot_hi
+        and w.wake_at is not null and w.wake_at <= now() + $9::float8 * interval '1 second'
+        and w.wake_at >= coalesce($10::timestamptz, '-infinity') and w.hold is null
+        and f.status in ('pending', 'suspended') and f.workflow = any($4::text[]) and f.epoch <= m.epoch
+      order by w.wake_at limit $6) d
+), picked as materialized (  -- one more than wanted, to know whether there is more
+  select * from found limit cardinality($7::bigint[]) + 1
+), fl as materialized (  -- the predicate again: SKIP LOCKED evaluates it anew on the newest version of f
+  select f.run_id, f.status, f.runner_id, c.epoch
+    from (select * from picked limit cardinality($7::bigint[])) c
+    join perdure_fences f on f.run_id = c.run_id
+   where f.workflow = any($4::text[]) and f.epoch <= c.epoch
+     and (f.status in ('pending', 'suspended')
+          or f.status = 'running' and f.claim_id <> all($5::bigint[])
+             and (f.runner_id = $1 or exists (select 1 from perdure_runners r where r.runner_id = f.runner_id and r.dead)))
+   order by f.run_id
+     for no key update of f skip locked
+), wl as materialized (
+  select fl.*, w.wake_at, w.wake_seq, w.hold
+    from fl
+   cross join lateral (
+     select w.wake_at, w.wake_seq, w.hold from perdure_wakes w where w.run_id = fl.run_id for no key update skip locked) w
+), got as materialized (  -- by the newest wake row: a run that parked for later meanwhile stays parked
+  select wl.*, ($7::bigint[])[row_number() over (order by run_id)] as claim_id,
+         status = 'running' and runner_id is distinct from $1 as taken_over
+    from wl
+   where hold is null and (status in ('pending', 'running') or wake_at <= now() + $9::float8 * interval '1 second')
+), upd as (
+  update perdure_fences f
+     set claim_id = g.claim_id, epoch = g.epoch, revision = f.revision + 1, runner_id = $1, status = 'running', reason = null,
+         entered_at = coalesce(f.entered_at, now()), claimed_at = now(), reclaim_count = f.reclaim_count + g.taken_over::int
+    from got g
+   where f.run_id = g.run_id
+  returning f.run_id, f.claim_id, f.epoch, f.revision, f.next_seq, f.entered_at, f.reclaim_count, g.wake_seq, g.taken_over
+), wk as (
+  update perdure_wakes w set wake_at = null from got g
+   where w.run_id = g.run_id and w.wake_at <= now() + $9::float8 * interval '1 second'
+)
+select now() as db_now, head.alive, head.more, u.*,
+       r.slot, r.workflow, r.version, r.payload, r.payload_format, r.seed, r.created_at, r.source, r.parent_id, r.trace
+  from (select exists (select 1 from perdure_runners r where r.runner_id = $1 and not r.dead) as alive,
+               (select count(*) from picked) > cardinality($7::bigint[])
+                 or exists (select 1 from picked group by slot_lo having count(*) >= $6) as more) head
+  left join (upd u cross join lateral (select * from perdure_runs where run_id = u.run_id) r) on true;

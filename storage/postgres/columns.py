@@ -1,0 +1,262 @@
+"""Between the model's values and the arrays and rows of the statements."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from perdure.storage.model import (
+    FORMAT,
+    ClaimedRun,
+    ClaimRequest,
+    Entry,
+    EntryKind,
+    Finish,
+    Message,
+    MessageKind,
+    NewRun,
+    Park,
+    RunnerRow,
+    RunRecord,
+    RunStatus,
+    RunWrite,
+    ShardRow,
+)
+from perdure.storage.postgres.session import Row
+from perdure.storage.recorded import error_summary
+from perdure.storage.verdicts import FenceSeen
+
+Columns = list[object]
+
+_MEMBER_WIDTH = 16
+
+
+def start_columns(runs: Sequence[NewRun]) -> Columns:
+    """The arrays of `start`."""
+    return [
+        [run.run_id for run in runs],
+        [run.slot for run in runs],
+        [run.workflow for run in runs],
+        [run.version for run in runs],
+        [run.source for run in runs],
+        [run.tenant for run in runs],
+        [run.subject for run in runs],
+        [run.tags for run in runs],
+        [run.trace for run in runs],
+        [run.parent_id for run in runs],
+        [run.seed for run in runs],
+        [run.start_token for run in runs],
+        [run.payload for run in runs],
+        [run.format for run in runs],
+    ]
+
+
+def claim_columns(request: ClaimRequest, claim_ids: Sequence[int]) -> Columns:
+    """The arguments of `claim`."""
+    return [
+        request.runner_id,
+        [hold.shard_id for hold in request.holds],
+        [hold.epoch for hold in request.holds],
+        list(request.workflows),
+        list(request.in_memory),
+        request.per_shard,
+        list(claim_ids),
+        request.orphans,
+        request.ahead,
+        request.floor,
+    ]
+
+
+def commit_columns(runner_id: int, batch_id: int, writes: Sequence[RunWrite]) -> Columns:
+    """The arrays of `commit`; the writes are sorted by run_id."""
+    entries = [(write.run_id, entry) for write in writes for entry in write.entries]
+    consumed = [(write.run_id, *taken) for write in writes for taken in write.consumed]
+    events = [(write.run_id, event) for write in writes for event in write.events]
+    return [
+        runner_id,
+        batch_id,
+        *_transposed((_member(write) for write in writes), _MEMBER_WIDTH),
+        *_transposed((_entry(run_id, entry) for run_id, entry in entries), 13),
+        *_transposed(consumed, 3),
+        *_transposed(((run_id, e.type, e.at, e.detail) for run_id, e in events), 4),
+        FORMAT,
+    ]
+
+
+def _member(write: RunWrite) -> tuple[object, ...]:
+    entries = write.entries
+    fence = (
+        write.run_id,
+        write.claim_id,
+        write.revision,
+        entries[0].seq if entries else None,
+        len(entries),
+    )
+    match write.outcome:
+        case None:
+            return (*fence, *([None] * 11))
+        case Park(wake_at=wake_at, seen=seen, reason=reason):
+            due = None if reason.hold else wake_at
+            return (*fence, "park", due, seen, reason.value, reason.hold, *([None] * 6))
+        case Finish() as end:
+            told = (
+                end.status.value,
+                end.result,
+                end.error,
+                *error_summary(end.error),
+                end.parent_id,
+            )
+            return (*fence, "finish", None, None, end.reason, False, *told)
+
+
+def _entry(run_id: str, entry: Entry) -> tuple[object, ...]:
+    return (
+        run_id,
+        entry.seq,
+        entry.key,
+        entry.kind.value,
+        entry.attempt,
+        entry.status,
+        entry.input_hash,
+        entry.input,
+        entry.output,
+        entry.error,
+        entry.at,
+        entry.started_at,
+        entry.format,
+    )
+
+
+def _transposed(rows: Iterable[Sequence[object]], width: int) -> list[list[object]]:
+    """Rows to columns; no rows are ``width`` empty columns."""
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    return columns or [[] for _ in range(width)]
+
+
+def claimed_run(row: Row) -> ClaimedRun:
+    return ClaimedRun(
+        run_id=row["run_id"],
+        slot=row["slot"],
+        claim_id=row["claim_id"],
+        epoch=row["epoch"],
+        revision=row["revision"],
+        next_seq=row["next_seq"],
+        entered_at=row["entered_at"],
+        reclaim_count=row["reclaim_count"],
+        wake_seq=row["wake_seq"],
+        workflow=row["workflow"],
+        version=row["version"],
+        payload=row["payload"],
+        payload_format=row["payload_format"],
+        seed=row["seed"],
+        created_at=row["created_at"],
+        source=row["source"],
+        parent_id=row["parent_id"],
+        trace=row["trace"],
+        taken_over=row["taken_over"],
+    )
+
+
+def entry_of(row: Row) -> Entry:
+    return Entry(
+        seq=row["seq"],
+        kind=EntryKind(row["kind"]),
+        key=row["step_key"],
+        at=row["at"],
+        status=row["status"],
+        attempt=row["attempt"],
+        input_hash=row["input_hash"],
+        input=row["input"],
+        output=row["output"],
+        error=row["error"],
+        started_at=row["started_at"],
+        format=row["format"],
+    )
+
+
+def message_of(row: Row) -> Message:
+    return Message(
+        run_id=row["run_id"],
+        message_id=row["message_id"],
+        kind=MessageKind(row["kind"]),
+        name=row["name"],
+        body=row["body"],
+        wake_seq=row["given"],
+        sent_at=row["sent_at"],
+        format=row["format"],
+    )
+
+
+def fence_of(row: Row) -> FenceSeen:
+    return FenceSeen(row["claim_id"], row["revision"], row["last_batch"], row["next_seq"])
+
+
+def ended_record(row: Row) -> RunRecord:
+    """Of a run that has ended: the cold row says it all."""
+    return record_of(row, _NOT_LIVE)
+
+
+def live_record(row: Row) -> RunRecord:
+    """Of a row that also has the columns of fence and wake row, null where the run has ended."""
+    return record_of(row, row)
+
+
+_NOT_LIVE: Mapping[str, Any] = dict.fromkeys(
+    (
+        "live_status", "live_reason", "entered_at", "wake_at", "hold", "runner_id", "claim_id", "epoch",
+        "reclaim_count", "next_seq", "unread",
+    )
+)  # fmt: skip
+
+
+def record_of(row: Row, live: Row | Mapping[str, Any]) -> RunRecord:
+    return RunRecord(
+        run_id=row["run_id"],
+        workflow=row["workflow"],
+        version=row["version"],
+        status=RunStatus(live["live_status"] or row["status"]),
+        slot=row["slot"],
+        source=row["source"],
+        created_at=row["created_at"],
+        payload=row["payload"],
+        payload_format=row["payload_format"],
+        started_at=live["entered_at"] or row["started_at"],
+        finished_at=row["finished_at"],
+        result=row["result"],
+        error=row["error"],
+        reason=live["live_reason"] or row["reason"],
+        wake_at=live["wake_at"],
+        hold=live["hold"],
+        runner_id=live["runner_id"],
+        claim_id=live["claim_id"],
+        epoch=live["epoch"],
+        reclaim_count=live["reclaim_count"] or 0,
+        next_seq=live["next_seq"] or 1,
+        unread=live["unread"] or 0,
+        parent_id=row["parent_id"],
+        tenant=row["tenant"],
+        trace=row["trace"],
+        subject=row["subject"],
+        tags=row["tags"],
+    )
+
+
+def runner_row(row: Row) -> RunnerRow:
+    return RunnerRow(
+        runner_id=row["runner_id"],
+        replica_id=row["replica_id"],
+        address=row["address"],
+        started_at=row["started_at"],
+        expires_at=row["expires_at"],
+        renew_count=row["renew_count"],
+        dead=row["dead"],
+        draining=row["draining"],
+        workflows=tuple(json.loads(row["workflows"])),
+        placement_version=row["placement_version"],
+        info=json.loads(row["info"]),
+    )
+
+
+def shard_row(row: Row) -> ShardRow:
+    return ShardRow(row["shard_id"], row["slot_lo"], row["slot_hi"], row["runner_id"], row["epoch"])

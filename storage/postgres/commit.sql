@@ -1,0 +1,107 @@
+-- name: commit
+-- Steps, parks and finishes of many runs, each applied whole or not at all behind its fence (R1). Nothing waits for a
+-- row lock: a member whose rows are locked is set aside. LATERAL look-ups keep index access and id order whatever the
+-- planner believes; no two sets of batch size are joined by anything but hashing.
+--   $1 me  $2 batch
+--   members, sorted by run_id: $3 run  $4 claim  $5 revision  $6 seq of its first entry or null  $7 number of entries
+--     $8 null, 'park' or 'finish'  $9 park: wake_at  $10 park: seen  $11 reason  $12 park: is a hold
+--     $13 finish: status  $14 result  $15 error  $16 error_type  $17 error_message  $18 parent
+--   entries: $19 run  $20 seq  $21 key  $22 kind  $23 attempt  $24 status  $25 input hash  $26 input  $27 output  $28 error
+--     $29 at  $30 started_at  $31 format
+--   consumed messages: $32 run  $33 message  $34 seq of the entry
+--   events: $35 run  $36 type  $37 at  $38 detail
+--   $39 format of results
+-- One line always comes back: whether I am alive; then the members that were applied.
+with batch as materialized (
+  select * from unnest($3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::int[], $8::text[], $9::timestamptz[], $10::bigint[],
+                       $11::text[], $12::boolean[], $13::text[], $14::text[], $15::text[], $16::text[], $17::text[], $18::text[])
+    as b(run_id, claim_id, revision, first_seq, entries, outcome, wake_at, seen, reason, hold,
+         final, result, error, error_type, error_message, parent_id)
+   where exists (select 1 from perdure_runners r where r.runner_id = $1 and not r.dead)
+), fl as materialized (  -- the fence
+  select b.*, f.entered_at
+    from batch b
+   cross join lateral (
+     select f.entered_at from perdure_fences f
+      where f.run_id = b.run_id and f.claim_id = b.claim_id and f.revision = b.revision
+        and f.next_seq = coalesce(b.first_seq, f.next_seq)
+        for no key update skip locked) f
+), wl as materialized (  -- parks and finishes: the own wake row; a child's finish: its parent's too
+  select f.*, o.mine, o.wake_seq, p.theirs, p.parent_seq
+    from fl f
+    left join lateral (
+      select true as mine, w.wake_seq from perdure_wakes w
+       where f.outcome is not null and w.run_id = f.run_id for no key update skip locked) o on true
+    left join lateral (
+      select true as theirs, w.wake_seq as parent_seq from perdure_wakes w
+       where f.outcome = 'finish' and w.run_id = f.parent_id for no key update skip locked) p on true
+), ok as materialized (  -- a finish or a hold whose wake row is locked is set aside whole; no parent wake row: the parent has ended
+  select * from wl l
+   where l.outcome is null or (l.outcome = 'park' and not l.hold)
+      or (l.mine and (l.parent_id is null or l.theirs or not exists (select 1 from perdure_wakes p where p.run_id = l.parent_id)))
+), note as materialized (
+  select parent_id as run_id, run_id as child, final, coalesce(result, error) as body,
+         parent_seq + row_number() over (partition by parent_id order by run_id) as wake_seq
+    from ok where theirs and parent_id not in (select run_id from ok where outcome = 'finish')
+), bumped as materialized (
+  select run_id, count(*) as n from note group by run_id
+), done as materialized (  -- a park is refused if a message came after `seen` or its wake row is locked; a hold never is
+  select o.*, o.outcome is not distinct from 'park'
+              and (o.hold or coalesce(o.wake_seq = o.seen and o.run_id not in (select run_id from bumped), false)) as parked
+    from ok o
+), upd as (
+  update perdure_fences f
+     set revision = f.revision + 1, next_seq = f.next_seq + d.entries, last_batch = $2,
+         reclaim_count = case when d.entries > 0 then 0 else f.reclaim_count end,
+         status = case when d.parked then 'suspended' else f.status end, reason = case when d.parked then d.reason else f.reason end,
+         claim_id = case when d.parked then null else f.claim_id end, runner_id = case when d.parked then null else f.runner_id end
+    from done d
+   where f.run_id = d.run_id and d.outcome is distinct from 'finish'
+), wk as (  -- one write per row: a statement cannot write a row twice
+  update perdure_wakes w
+     set wake_seq = w.wake_seq + x.n, hold = coalesce(x.hold, w.hold),
+         wake_at = case when coalesce(x.hold, w.hold) is not null then null
+                        when x.parked then x.wake_at
+                        else least(w.wake_at, clock_timestamp()) end
+    from (select run_id, sum(n) as n, max(wake_at) as wake_at, max(hold) as hold, bool_or(parked) as parked
+            from (select run_id, 0 as n, wake_at, case when hold then reason end as hold, true as parked from done where parked
+                  union all
+                  select run_id, n, null, null, false from bumped) each_one
+           group by run_id) x
+   where w.run_id = x.run_id
+), journal as (
+  insert into perdure_steps (run_id, seq, step_key, kind, attempt, status, input_hash, input, output, error, at, started_at, format, claim_id)
+  select u.*, d.claim_id
+    from unnest($19::text[], $20::bigint[], $21::text[], $22::text[], $23::int[], $24::text[], $25::bigint[], $26::text[], $27::text[],
+                $28::text[], $29::timestamptz[], $30::timestamptz[], $31::smallint[]) as u(run_id, seq)
+    join done d on d.run_id = u.run_id
+), consumed as (
+  update perdure_messages m set consumed_seq = u.seq, body = null
+    from unnest($32::text[], $33::text[], $34::bigint[]) as u(run_id, message_id, seq)
+    join done d on d.run_id = u.run_id
+   where d.outcome is distinct from 'finish' and m.run_id = u.run_id and m.message_id = u.message_id
+), event as (
+  insert into perdure_run_events (run_id, type, at, detail)
+  select u.* from unnest($35::text[], $36::text[], $37::timestamptz[], $38::text[]) as u(run_id, type, at, detail)
+    join done d on d.run_id = u.run_id
+), tell as (
+  insert into perdure_messages (run_id, message_id, wake_seq, kind, name, body)
+  select run_id, 'child:' || child, wake_seq, 'child', final, body from note
+  on conflict (run_id, message_id) do nothing
+), fin as (
+  update perdure_runs r
+     set status = d.final, result = d.result, result_format = case when d.result is not null then $39::smallint end,
+         error = d.error, error_type = d.error_type, error_message = d.error_message, reason = d.reason,
+         started_at = d.entered_at, finished_at = now(), last_claim = d.claim_id, last_batch = $2, last_revision = d.revision + 1
+    from done d
+   where r.run_id = d.run_id and d.outcome = 'finish'
+), df as (
+  delete from perdure_fences f using done d where f.run_id = d.run_id and d.outcome = 'finish'
+), dw as (
+  delete from perdure_wakes w using done d where w.run_id = d.run_id and d.outcome = 'finish'
+), dm as (
+  delete from perdure_messages m using done d where m.run_id = d.run_id and d.outcome = 'finish'
+)
+select head.alive, d.run_id, d.parked
+  from (select exists (select 1 from perdure_runners r where r.runner_id = $1 and not r.dead) as alive) head
+  left join done d on true;

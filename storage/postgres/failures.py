@@ -1,0 +1,105 @@
+"""From driver errors to the storage errors of the seam: what a failure means for the data."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+
+import asyncpg
+
+from perdure.storage.errors import (
+    ConfigurationError,
+    ConflictError,
+    DatabaseUnavailable,
+    DataRefused,
+    PerdureError,
+    SchemaError,
+    StorageError,
+    UnknownOutcome,
+)
+from perdure.storage.postgres.address import Address
+
+# Rolled back at the server's wish: deadlock, serialization failure, lock and statement time-out.
+CONFLICTS = frozenset({"40001", "40P01", "55P03", "57014"})
+# Wrong data: cardinality, data exception, integrity, program limit.
+REFUSALS = ("21", "22", "23", "54")
+# Resources, operator intervention, system error, read-only transaction: nothing was written.
+OUTAGES = ("53", "57", "58", "25", "XX")
+
+
+def is_loss(error: BaseException) -> bool:
+    """True if the connection went away, or its session with it, so that a write may or may not be committed."""
+    if isinstance(error, asyncpg.PostgresError):
+        fatal = getattr(error, "severity_en", None) in ("FATAL", "PANIC")
+        return fatal or (error.sqlstate or "08").startswith(("08", "57P"))
+    return isinstance(error, (asyncpg.InterfaceError, OSError, asyncio.TimeoutError, EOFError))
+
+
+def translate(error: BaseException, *, what: str, writes: bool, where: str) -> BaseException:
+    """The storage error for what a statement raised. what: the statement's name. where: the database as shown."""
+    if isinstance(error, PerdureError) or not isinstance(error, Exception):
+        return error
+    reason = reason_of(error)
+    if is_loss(error):
+        if writes:
+            return UnknownOutcome(
+                f"{what}: the connection to {where} was lost during a write ({reason})"
+            )
+        return DatabaseUnavailable(f"{what}: the connection to {where} was lost ({reason})")
+    state = getattr(error, "sqlstate", None) or ""
+    if state in CONFLICTS:
+        return ConflictError(f"{what}: {where} rolled it back, try again ({reason})")
+    if state.startswith(REFUSALS):
+        return DataRefused(f"{what}: {where} refuses the data ({reason})")
+    if state == "42P01":
+        return SchemaError(f"{what}: {reason} in {where}; run: perdure migrate --db {where}")
+    if state == "42501":
+        return ConfigurationError(f"{what}: {reason} in {where}; grant the role what it needs")
+    if state.startswith(OUTAGES):
+        return DatabaseUnavailable(f"{what}: {where} cannot do it now ({reason})")
+    return StorageError(f"{what}: {where} answered {reason}")
+
+
+def reason_of(error: BaseException) -> str:
+    """The driver's words, cut short: they may quote a whole value."""
+    state = getattr(error, "sqlstate", None)
+    text = str(error) or type(error).__name__
+    text = text if len(text) <= 300 else text[:300] + "…"
+    return f"{state}: {text}" if state else text
+
+
+def explain_connect(error: BaseException, address: Address, seconds: float) -> ConfigurationError:
+    """Why connecting failed and what to check, in words."""
+    return ConfigurationError(
+        f"cannot connect to {address.shown}: {_advice(error, address.host, seconds)}"
+    )
+
+
+def _advice(error: BaseException, host: str, seconds: float) -> str:
+    match error:
+        case asyncpg.InvalidPasswordError() | asyncpg.InvalidAuthorizationSpecificationError():
+            return f"{error}. Check user and password in the URL, and that the role may log in from here"
+        case asyncpg.InvalidCatalogNameError():
+            return f"{error}. Check the database name in the URL, or create it: createdb NAME"
+        case asyncpg.TooManyConnectionsError():
+            return f"{error}. Lower PERDURE_DB_POOL or raise max_connections of the server"
+        case asyncpg.CannotConnectNowError():
+            return f"{error}. The server is starting or stopping; try again shortly"
+        case asyncpg.PostgresError() if error.sqlstate and not error.sqlstate.startswith("08"):
+            return f"the server answered {reason_of(error)}"
+        case asyncio.TimeoutError():
+            return (
+                f"no answer from {host} within {seconds:g} s. "
+                "Check host, port and firewall, and that PostgreSQL runs there"
+            )
+        case socket.gaierror():
+            return f"the host name of {host} is not known. Check the host in the URL"
+        case ssl.SSLError():
+            return f"TLS failed ({error.reason or 'handshake'}). Check sslmode and the certificates named in the URL"
+        case ConnectionRefusedError():
+            return f"nothing listens at {host}. Check host and port in the URL, and that PostgreSQL runs"
+        case OSError() if not isinstance(error, ConnectionError):
+            return f"{host} cannot be reached ({error.strerror or 'network error'}). Check host and port in the URL"
+        case _:
+            return f"what answers at {host} does not speak PostgreSQL's protocol. Check host and port in the URL"

@@ -1,0 +1,62 @@
+"""`perdure migrate` on PostgreSQL: over our own connection, so that settings and errors are the same as elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+
+import asyncpg
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+
+from perdure.storage.connect import DatabaseSettings
+from perdure.storage.errors import ConfigurationError
+from perdure.storage.migrations.run import migrate_over
+from perdure.storage.postgres.address import Address, address_of
+from perdure.storage.postgres.failures import reason_of
+from perdure.storage.postgres.session import connect_plainly
+
+LOCK = 0x7065_7264_7572_6500  # "perdure": the key of the advisory lock
+LOCK_WAIT = "10min"
+"""How long a second process waits for the one that migrates."""
+
+
+def migrate(settings: DatabaseSettings) -> tuple[int, int]:
+    """Blocking, without a running loop in this thread. Creates the schema of the settings if it does not exist."""
+    return asyncio.run(_migrate(settings, address_of(settings.url)))
+
+
+async def _migrate(settings: DatabaseSettings, address: Address) -> tuple[int, int]:
+    async def open_connection() -> asyncpg.Connection:
+        connection = await connect_plainly(address)
+        await connection.execute(
+            f"set application_name = 'perdure migrate'; set lock_timeout = '{LOCK_WAIT}'"
+        )
+        return connection
+
+    engine = create_async_engine(
+        "postgresql+asyncpg://", async_creator=open_connection, poolclass=NullPool
+    )
+    try:
+        async with engine.begin() as connection:
+            return await connection.run_sync(_in_transaction, settings.schema)
+    except sa.exc.DBAPIError as error:
+        cause = getattr(error.orig, "__cause__", None) or error.orig or error
+        raise ConfigurationError(
+            f"cannot migrate {address.shown}: {reason_of(cause)}; nothing was changed. "
+            "Check that the role may create tables there"
+        ) from error
+    finally:
+        await engine.dispose()
+
+
+def _in_transaction(connection: sa.Connection, schema: str | None) -> tuple[int, int]:
+    # Until the end of the transaction: a second process waits here and then finds everything done.
+    connection.execute(sa.text("select pg_advisory_xact_lock(:key)"), {"key": LOCK})
+    if schema is not None:
+        name = connection.dialect.identifier_preparer.quote_identifier(schema)
+        found = sa.text("select 1 from pg_namespace where nspname = :name")
+        if connection.execute(found, {"name": schema}).scalar() is None:
+            connection.exec_driver_sql(f"create schema {name}")
+        connection.exec_driver_sql(f"set local search_path to {name}")
+    return migrate_over(connection)

@@ -1,0 +1,63 @@
+"""The statements of this engine, one readable `.sql` file each, loaded at import.
+
+Every text begins with ``-- name: <file name>``, so that a statement can be told on the wire and in
+`pg_stat_activity`.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+
+import asyncpg
+
+Row = asyncpg.Record
+
+_FOLDER = resources.files("perdure.storage.postgres")
+
+
+def _load(name: str) -> str:
+    text = _FOLDER.joinpath(f"{name}.sql").read_text("utf-8")
+    if not text.startswith(f"-- name: {name}\n"):
+        raise ValueError(f"{name}.sql must begin with the line '-- name: {name}'")
+    return text.rstrip().removesuffix(";")
+
+
+AGREE = _load("agree")
+CANCEL_UNENTERED = _load("cancel_unentered")
+CLAIM = _load("claim")
+COMMIT = _load("commit")
+COUNT_RUNS = _load("count_runs")
+CREATE_SHARDS = _load("create_shards")
+DECLARE_DEAD = _load("declare_dead")
+DECLARE_OTHERS_DEAD = _load("declare_others_dead")
+DELETE_DEAD_RUNNERS = _load("delete_dead_runners")
+DELETE_FINISHED = _load("delete_finished")
+DUE_IN_MEMORY = _load("due_in_memory")
+END_GHOST = _load("end_ghost")
+FIND_GHOST = _load("find_ghost")
+FIND_RUN = _load("find_run")
+FIND_RUNS = _load("find_runs")
+IS_DEAD = _load("is_dead")
+JOURNAL = _load("journal")
+LEAVE = _load("leave")
+MAILBOX = _load("mailbox")
+NOTIFY = _load("notify")
+READ_EVENTS = _load("read_events")
+READ_META = _load("read_meta")
+READ_RESULTS = _load("read_results")
+READ_RUNS = _load("read_runs")
+REGISTER = _load("register")
+RELEASE_HOLD = _load("release_hold")
+RELEASE_SHARDS = _load("release_shards")
+RENEW = _load("renew")
+SERVER_IDENTITY = _load("server_identity")
+SERVER_NOW = _load("server_now")
+SET_DRAINING = _load("set_draining")
+SETTLE = _load("settle")
+SETTLE_ONE = _load("settle_one")
+SETTLE_REST = _load("settle_rest")
+SIGNAL = _load("signal")
+START = _load("start")
+TAKE_SHARDS = _load("take_shards")
+TOPOLOGY = _load("topology")
+UPCOMING = _load("upcoming")

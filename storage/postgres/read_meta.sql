@@ -1,0 +1,2 @@
+-- name: read_meta
+select key, value from perdure_meta;

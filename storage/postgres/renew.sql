@@ -1,0 +1,8 @@
+-- name: renew
+with u as (
+  update perdure_runners
+     set expires_at = greatest(expires_at, clock_timestamp() + $2::float8 * interval '1 second'), renew_count = renew_count + 1
+   where runner_id = $1 and not dead
+  returning 1
+)
+select exists (select 1 from u) as alive, clock_timestamp() as db_now;

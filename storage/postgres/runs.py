@@ -1,0 +1,381 @@
+"""Runs on PostgreSQL: starts, claims, commits, messages, reads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from perdure.storage.clock import Clock, Randomness
+from perdure.storage.connect import DatabaseSettings
+from perdure.storage.errors import (
+    ConfigurationError,
+    DatabaseUnavailable,
+    RunnerDeclaredDead,
+    UnknownOutcome,
+)
+from perdure.storage.interface import Capabilities, RunStore
+from perdure.storage.model import (
+    ClaimRequest,
+    Claims,
+    Entry,
+    Mailbox,
+    Message,
+    Meta,
+    NewRun,
+    Park,
+    RunEvent,
+    RunFilter,
+    RunRecord,
+    RunStatus,
+    RunWrite,
+    SendOutcome,
+    SendStatus,
+    ShardHold,
+    StartOutcome,
+    Verdict,
+)
+from perdure.storage.postgres import columns, queries
+from perdure.storage.postgres.address import address_of
+from perdure.storage.postgres.lists import list_statement
+from perdure.storage.postgres.meta import capabilities_of, read_agreed
+from perdure.storage.postgres.pool import Calls, Lane, lane_sizes
+from perdure.storage.postgres.queries import Row
+from perdure.storage.postgres.session import Backend, Session, name_of, open_session
+from perdure.storage.postgres.settlement import Settlement
+from perdure.storage.verdicts import check_batch, judge
+
+T = TypeVar("T")
+
+REMEMBERED_GHOSTS = 1000
+
+
+class PostgresRunStore(RunStore):
+    """One process's way to its runs, over `settings.pool` connections in three lanes."""
+
+    def __init__(self, settings: DatabaseSettings, *, clock: Clock, randomness: Randomness) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._randomness = randomness
+        self._address = address_of(settings.url)
+        commits, runner, clients = lane_sizes(settings.pool)
+        self._commit_lane = Lane(commits, self._open_hot)
+        self._runner_lane = Lane(runner, self._open_hot)
+        self._client_lane = Lane(clients, self._open_hot)
+        self._calls = Calls()
+        self._ghosts: dict[int, Backend] = {}
+        self.capabilities: Capabilities = capabilities_of(None)
+
+    # -- opening and closing
+    async def open(self) -> Meta:
+        return await self._calls.shielded(self._open())
+
+    async def _open(self) -> Meta:
+        session = await open_session(self._settings, self._address, hot=True)
+        try:
+            meta = await read_agreed(session, self._settings, self._address)
+        except BaseException:
+            await session.close()
+            raise
+        self.capabilities = capabilities_of(session)
+        self._client_lane.offer(session)
+        return meta
+
+    async def close(self) -> None:
+        await self._calls.settled(self._settings.deadline)
+        lanes = (self._commit_lane, self._runner_lane, self._client_lane)
+        await asyncio.gather(*(lane.close() for lane in lanes))
+
+    async def _open_hot(self) -> Session:
+        return await open_session(
+            self._settings, self._address, hot=True, seconds=self._settings.deadline
+        )
+
+    # -- how statements are run
+    async def _fetch(self, lane: Lane, sql: str, *args: object, writes: bool = False) -> list[Row]:
+        """One statement on a connection of the lane. Not shielded: for use inside shielded work."""
+
+        async def use(session: Session) -> list[Row]:
+            return await session.fetch(sql, *args, writes=writes, deadline=self._settings.deadline)
+
+        return await lane.run(use, what=name_of(sql), patience=self._settings.deadline)
+
+    async def _read(self, lane: Lane, sql: str, *args: object) -> list[Row]:
+        return await self._calls.shielded(self._fetch(lane, sql, *args))
+
+    async def _write(self, lane: Lane, sql: str, *args: object) -> list[Row]:
+        return await self._calls.shielded(self._fetch(lane, sql, *args, writes=True))
+
+    async def server_now(self) -> float:
+        rows = await self._read(self._client_lane, queries.SERVER_NOW)
+        return float(rows[0][0])
+
+    # -- starts and messages
+    async def start_runs(self, runs: Sequence[NewRun]) -> Sequence[StartOutcome]:
+        return await self._calls.shielded(self._start_runs(runs)) if runs else []
+
+    async def _start_runs(self, runs: Sequence[NewRun]) -> list[StartOutcome]:
+        first: dict[str, NewRun] = {}
+        for run in runs:
+            first.setdefault(run.run_id, run)
+        ordered = [first[run_id] for run_id in sorted(first)]
+        rows = await self._fetch(
+            self._client_lane, queries.START, *columns.start_columns(ordered), writes=True
+        )
+        created = {row["run_id"] for row in rows}
+        others = sorted(
+            {r.run_id for r in runs if r is not first[r.run_id] or r.run_id not in created}
+        )
+        found: dict[str, Row] = {}
+        if others:
+            read = self._fetch(self._client_lane, queries.FIND_RUNS, others)
+            found = {row["run_id"]: row for row in await _after_write(read, "start")}
+        return [_start_outcome(run, created, first, found) for run in runs]
+
+    async def send_message(self, message: Message, *, mailbox_limit: int) -> SendOutcome:
+        return await self._calls.shielded(self._send_message(message, mailbox_limit))
+
+    async def _send_message(self, message: Message, mailbox_limit: int) -> SendOutcome:
+        for _ in range(
+            2
+        ):  # a run found open below had no wake row only because it had not started yet
+            rows = await self._fetch(
+                self._client_lane,
+                queries.SIGNAL,
+                message.run_id,
+                message.message_id,
+                message.kind.value,
+                message.name,
+                message.body,
+                message.format,
+                mailbox_limit,
+                writes=True,
+            )
+            row = rows[0]
+            if row["stored"] is not None:
+                return SendOutcome(SendStatus.DELIVERED, row["slot"])
+            if row["given"] is not None:
+                full = not row["room"] and not row["known"]
+                return SendOutcome(SendStatus.FULL if full else SendStatus.DUPLICATE, row["slot"])
+            found = await self._fetch(self._client_lane, queries.FIND_RUN, message.run_id)
+            if not found:
+                return SendOutcome(SendStatus.UNKNOWN_RUN)
+            if found[0]["status"] != "open":
+                return SendOutcome(SendStatus.ENDED, found[0]["slot"])
+        return SendOutcome(SendStatus.UNKNOWN_RUN)
+
+    async def cancel_unentered(self, run_id: str, *, batch_id: int, reason: str | None) -> bool:
+        return await self._calls.shielded(self._cancel_unentered(run_id, batch_id, reason))
+
+    async def _cancel_unentered(self, run_id: str, batch_id: int, reason: str | None) -> bool:
+        lane = self._client_lane
+        if await self._fetch(lane, queries.CANCEL_UNENTERED, run_id, batch_id, reason, writes=True):
+            return True
+        found = await self._fetch(
+            lane, queries.FIND_RUN, run_id
+        )  # an earlier send of this may have arrived
+        return (
+            bool(found) and found[0]["status"] == "cancelled" and found[0]["last_batch"] == batch_id
+        )
+
+    async def release_hold(self, run_id: str, *, batch_id: int) -> bool:
+        return await self._calls.shielded(self._release_hold(run_id, batch_id))
+
+    async def _release_hold(self, run_id: str, batch_id: int) -> bool:
+        lane = self._client_lane
+        if await self._fetch(lane, queries.RELEASE_HOLD, run_id, batch_id, writes=True):
+            return True
+        found = await self._fetch(lane, queries.SETTLE_REST, [run_id])
+        return bool(found) and found[0]["last_batch"] == batch_id
+
+    # -- the runner's hot path
+    async def claim_runs(self, request: ClaimRequest) -> Claims:
+        claim_ids = [self._randomness.bits63() for _ in range(request.limit)]
+        rows = await self._write(
+            self._runner_lane, queries.CLAIM, *columns.claim_columns(request, claim_ids)
+        )
+        head = rows[0]
+        if not head["alive"]:
+            raise _declared_dead(request.runner_id)
+        runs = [columns.claimed_run(row) for row in rows if row["run_id"] is not None]
+        return Claims(runs=runs, db_now=head["db_now"], more=head["more"] and bool(runs))
+
+    async def read_mailboxes(self, run_ids: Sequence[str]) -> Mapping[str, Mailbox]:
+        rows = await self._read(self._runner_lane, queries.MAILBOX, sorted(set(run_ids)))
+        messages: dict[str, list[Message]] = {row["run_id"]: [] for row in rows}
+        heads: dict[str, Row] = {}
+        for row in rows:
+            heads[row["run_id"]] = row
+            if row["message_id"] is not None:
+                messages[row["run_id"]].append(columns.message_of(row))
+        return {
+            run_id: Mailbox(
+                wake_seq=row["wake_seq"], messages=messages[run_id], db_now=row["db_now"]
+            )
+            for run_id, row in heads.items()
+        }
+
+    async def read_journals(self, run_ids: Sequence[str]) -> Mapping[str, Sequence[Entry]]:
+        journals: dict[str, list[Entry]] = {run_id: [] for run_id in run_ids}
+        for row in await self._read(self._runner_lane, queries.JOURNAL, sorted(journals)):
+            journals[row["run_id"]].append(columns.entry_of(row))
+        return journals
+
+    async def commit_writes(
+        self, runner_id: int, batch_id: int, writes: Sequence[RunWrite]
+    ) -> Mapping[str, Verdict]:
+        ordered = sorted(writes, key=lambda write: write.run_id)
+        check_batch(ordered)
+        return (
+            await self._calls.shielded(self._commit(runner_id, batch_id, ordered))
+            if ordered
+            else {}
+        )
+
+    async def _commit(
+        self, runner_id: int, batch_id: int, writes: Sequence[RunWrite]
+    ) -> dict[str, Verdict]:
+        args = columns.commit_columns(runner_id, batch_id, writes)
+        deadline = self._settings.deadline
+
+        async def use(session: Session) -> dict[str, Verdict]:
+            try:
+                rows = await session.fetch(queries.COMMIT, *args, writes=True, deadline=deadline)
+                if not rows[0]["alive"]:
+                    raise _declared_dead(runner_id)
+                parked = {row["run_id"]: row["parked"] for row in rows if row["run_id"] is not None}
+                missing = [write for write in writes if write.run_id not in parked]
+                states = await self._states(session, missing)
+            except UnknownOutcome:
+                self._remember_ghost(batch_id, session.backend)
+                raise
+            seen = {row["run_id"]: row for row in states}
+            applied = {
+                w.run_id: _applied(w, parked[w.run_id]) for w in writes if w.run_id in parked
+            }
+            return applied | {w.run_id: _judged(w, batch_id, seen.get(w.run_id)) for w in missing}
+
+        return await self._commit_lane.run(use, what="commit", patience=deadline)
+
+    async def _states(self, session: Session, missing: Sequence[RunWrite]) -> list[Row]:
+        """Fence and cold row of members that were not applied: zero rows is no verdict yet."""
+        if not missing:
+            return []
+        ids = [write.run_id for write in missing]
+        read = session.fetch(
+            queries.SETTLE_REST, ids, writes=False, deadline=self._settings.deadline
+        )
+        return await _after_write(read, "commit")
+
+    def _remember_ghost(self, batch_id: int, backend: Backend) -> None:
+        while len(self._ghosts) >= REMEMBERED_GHOSTS:
+            self._ghosts.pop(next(iter(self._ghosts)))
+        self._ghosts[batch_id] = backend
+
+    async def settle_writes(
+        self, runner_id: int, batch_id: int, writes: Sequence[RunWrite]
+    ) -> Mapping[str, Verdict]:
+        return await self._calls.shielded(self._settle(batch_id, writes)) if writes else {}
+
+    async def _settle(self, batch_id: int, writes: Sequence[RunWrite]) -> dict[str, Verdict]:
+        try:
+            session = await self._open_hot()
+        except ConfigurationError as error:
+            raise DatabaseUnavailable(f"settle: {error}") from error
+        try:
+            settlement = Settlement(
+                session, self._ghosts.get(batch_id), deadline=self._settings.deadline
+            )
+            verdicts = await settlement.verdicts(batch_id, writes)
+        finally:
+            await session.close()
+        self._ghosts.pop(batch_id, None)
+        return verdicts
+
+    # -- upkeep of runs in memory
+    async def due_in_memory(self, seen: Mapping[str, int]) -> Sequence[str]:
+        if not seen:
+            return []
+        ids = sorted(seen)
+        rows = await self._write(
+            self._runner_lane, queries.DUE_IN_MEMORY, ids, [seen[run_id] for run_id in ids]
+        )
+        return [row["run_id"] for row in rows]
+
+    async def upcoming(
+        self, runner_id: int, holds: Sequence[ShardHold], until: float, limit: int
+    ) -> Sequence[tuple[str, int, float]]:
+        shards, epochs = [hold.shard_id for hold in holds], [hold.epoch for hold in holds]
+        rows = await self._read(
+            self._runner_lane, queries.UPCOMING, runner_id, shards, epochs, until, limit
+        )
+        return [(row["run_id"], row["slot"], row["wake_at"]) for row in rows]
+
+    # -- reads for people and clients
+    async def read_run(self, run_id: str) -> RunRecord | None:
+        rows = await self._read(self._client_lane, queries.READ_RUNS, [run_id])
+        return columns.live_record(rows[0]) if rows else None
+
+    async def read_results(self, run_ids: Sequence[str]) -> Mapping[str, RunRecord]:
+        rows = await self._read(self._client_lane, queries.READ_RESULTS, sorted(set(run_ids)))
+        return {row["run_id"]: columns.ended_record(row) for row in rows}
+
+    async def list_runs(self, filter: RunFilter) -> Sequence[RunRecord]:
+        text, args = list_statement(filter)
+        return [
+            columns.live_record(row) for row in await self._read(self._client_lane, text, *args)
+        ]
+
+    async def count_runs(self) -> Mapping[str, int]:
+        rows = await self._read(self._client_lane, queries.COUNT_RUNS)
+        return {row["status"]: row["n"] for row in rows}
+
+    async def read_events(self, run_id: str) -> Sequence[RunEvent]:
+        rows = await self._read(self._client_lane, queries.READ_EVENTS, run_id)
+        return [RunEvent(row["type"], row["at"], row["detail"]) for row in rows]
+
+    # -- retention
+    async def delete_finished(self, before: float, limit: int) -> int:
+        rows = await self._write(self._client_lane, queries.DELETE_FINISHED, before, limit)
+        return int(rows[0][0])
+
+
+async def _after_write(read: Coroutine[Any, Any, T], what: str) -> T:
+    """A read that tells what a committed write did: if it fails, the write's outcome is what is unknown."""
+    try:
+        return await read
+    except DatabaseUnavailable as error:
+        raise UnknownOutcome(
+            f"{what}: it may be committed, its answer was lost ({error})"
+        ) from error
+
+
+def _start_outcome(
+    run: NewRun, created: set[str], first: Mapping[str, NewRun], found: Mapping[str, Row]
+) -> StartOutcome:
+    if run is first[run.run_id] and run.run_id in created:
+        return StartOutcome(run.run_id, True, run.workflow, RunStatus.PENDING)
+    row = found[run.run_id]
+    mine = row["start_token"] == run.start_token
+    return StartOutcome(run.run_id, mine, row["workflow"], RunStatus(row["status"]))
+
+
+def _applied(write: RunWrite, parked: bool) -> Verdict:
+    if not isinstance(write.outcome, Park):
+        return Verdict.COMMITTED
+    return Verdict.PARKED if parked else Verdict.PARK_REFUSED
+
+
+def _judged(write: RunWrite, batch_id: int, state: Row | None) -> Verdict:
+    if state is None:
+        return judge(write, batch_id, None, None)
+    return judge(
+        write, batch_id, columns.fence_of(state) if state["fenced"] else None, state["run_batch"]
+    )
+
+
+def _declared_dead(runner_id: int) -> RunnerDeclaredDead:
+    return RunnerDeclaredDead(
+        f"runner {runner_id} has been declared dead (or its row is gone): its runs are void, "
+        "the process comes back as a new runner"
+    )

@@ -1,0 +1,2 @@
+-- name: server_identity
+select system_identifier from pg_control_system();

@@ -1,0 +1,2 @@
+-- name: server_now
+select clock_timestamp();

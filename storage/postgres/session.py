@@ -1,0 +1,239 @@
+"""One connection to PostgreSQL: how it is opened, and how a statement on it ends (R9, R10).
+
+A statement either answers, fails with an error whose meaning is known, or loses its connection. At the deadline the
+transport is aborted, never the statement cancelled, so a late answer can belong to nobody. Nobody else's cancellation
+reaches a session: its callers run in tasks of their own (`pool.run_shielded`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import asyncpg
+
+from perdure.storage.clock import from_micros, to_micros
+from perdure.storage.connect import DatabaseSettings
+from perdure.storage.errors import ConfigurationError, DatabaseUnavailable
+from perdure.storage.postgres.address import Address
+from perdure.storage.postgres.failures import explain_connect, is_loss, translate
+
+T = TypeVar("T")
+Row = asyncpg.Record
+
+CONNECT_SECONDS = 10.0
+OLDEST_SERVER = 14
+EPOCH_2000 = 946_684_800_000_000
+"""PostgreSQL counts microseconds from 2000-01-01."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """The server's process behind a session; with its start it is never mistaken for a later one."""
+
+    pid: int
+    started: float
+    """`backend_start`; 0.0 where the server does not tell."""
+
+
+class Session:
+    """A connection with its settings made. Not for concurrent use."""
+
+    def __init__(self, connection: asyncpg.Connection, backend: Backend, shown: str) -> None:
+        self._connection = connection
+        self._shown = shown
+        self._expired = False
+        self.backend = backend
+        version = connection.get_server_version()
+        self.server_version = f"{version.major}.{version.minor}"
+
+    @property
+    def alive(self) -> bool:
+        return not self._connection.is_closed()
+
+    @property
+    def connection(self) -> asyncpg.Connection:
+        """The driver's connection, for LISTEN and for Alembic."""
+        return self._connection
+
+    async def fetch(self, sql: str, *args: object, writes: bool, deadline: float) -> list[Row]:
+        """Run one statement in autocommit. Raises the seam's errors; after a loss the session is dead."""
+
+        async def one(connection: asyncpg.Connection) -> list[Row]:
+            return await connection.fetch(sql, *args)
+
+        return await self.run(one, what=name_of(sql), writes=writes, deadline=deadline)
+
+    async def run(
+        self,
+        work: Callable[[asyncpg.Connection], Awaitable[T]],
+        *,
+        what: str,
+        writes: bool,
+        deadline: float,
+    ) -> T:
+        """The same for several statements; a transaction in them is the caller's."""
+        if not self.alive:
+            raise DatabaseUnavailable(f"{what}: not connected to {self._shown}; nothing was sent")
+        timer = asyncio.get_running_loop().call_later(deadline, self._expire)
+        try:
+            return await work(self._connection)
+        except asyncio.CancelledError:  # only at the end of the loop: callers are shielded
+            self.abort()
+            raise
+        except Exception as error:
+            if self._expired:
+                error.add_note(f"the deadline of {deadline:g} s was over")
+            if is_loss(error):
+                self.abort()
+            raise translate(error, what=what, writes=writes, where=self._shown) from error
+        finally:
+            timer.cancel()
+
+    def _expire(self) -> None:
+        self._expired = True
+        self.abort()
+
+    def abort(self) -> None:
+        """Cut the connection now, without a word to the server. It notices within two seconds, also in a lock wait."""
+        self._connection.terminate()
+
+    async def close(self) -> None:
+        """Say goodbye, for a second at most."""
+        try:
+            await self._connection.close(timeout=1.0)
+        except (TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+            self.abort()
+
+
+def name_of(sql: str) -> str:
+    """The query's name from its first line."""
+    return sql.split("\n", 1)[0].removeprefix("-- name: ")
+
+
+async def connect_plainly(address: Address, seconds: float = CONNECT_SECONDS) -> asyncpg.Connection:
+    """A connection without our settings. Raises `ConfigurationError` that says what to check."""
+    try:
+        async with asyncio.timeout(seconds):
+            connection = await asyncpg.connect(
+                address.dsn,
+                timeout=seconds,
+                statement_cache_size=200,
+                max_cached_statement_lifetime=0,
+                max_cacheable_statement_size=64 * 1024,
+            )
+    except Exception as error:
+        # The driver's error stays out of the chain: its text may quote what the URL holds.
+        raise explain_connect(error, address, seconds) from None
+    version = connection.get_server_version().major
+    if version < OLDEST_SERVER:
+        connection.terminate()
+        raise ConfigurationError(
+            f"{address.shown} is PostgreSQL {version}; {OLDEST_SERVER} or later is needed"
+        )
+    return connection
+
+
+async def open_session(
+    settings: DatabaseSettings, address: Address, *, hot: bool, seconds: float = CONNECT_SECONDS
+) -> Session:
+    """Connect and make the settings. hot: plans for looping statements. Raises `ConfigurationError`, with advice."""
+    connection = await connect_plainly(address, seconds)
+    try:
+        async with asyncio.timeout(seconds):
+            backend = await _prepare(connection, settings, hot=hot)
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+        connection.terminate()
+        raise explain_connect(error, address, seconds) from None
+    except BaseException:
+        connection.terminate()
+        raise
+    return Session(connection, backend, address.shown)
+
+
+async def _prepare(
+    connection: asyncpg.Connection, settings: DatabaseSettings, *, hot: bool
+) -> Backend:
+    # Settings are made after connecting: poolers refuse startup parameters they do not know.
+    await connection.execute(
+        "".join(f"set {line};" for line in _session_settings(settings, hot=hot))
+    )
+    with contextlib.suppress(
+        asyncpg.PostgresError
+    ):  # refused where the server's system cannot watch sockets
+        await connection.execute("set client_connection_check_interval = '2s'")
+    await connection.set_type_codec(
+        "timestamptz",
+        schema="pg_catalog",
+        encoder=_encode_instant,
+        decoder=_decode_instant,
+        format="tuple",
+    )
+    found = await connection.fetchrow(
+        "select pid, backend_start from pg_stat_activity where pid = pg_backend_pid()"
+    )
+    _keep_alive(connection)
+    if found is None:
+        return Backend(connection.get_server_pid(), 0.0)
+    return Backend(found["pid"], found["backend_start"])
+
+
+def _session_settings(settings: DatabaseSettings, *, hot: bool) -> list[str]:
+    # The server gives up before our deadline, so that a slow statement usually has a known outcome.
+    server_side = max(1, int(settings.deadline * 800))
+    lines = [
+        f"application_name = {_literal(settings.application_name)}",
+        "default_transaction_isolation = 'read committed'",
+        "timezone = 'UTC'",
+        f"statement_timeout = {server_side}",
+        f"lock_timeout = {min(server_side, int(settings.lock_timeout * 1000))}",
+        f"idle_in_transaction_session_timeout = {int(settings.deadline * 1000)}",
+        "jit = off",
+    ]
+    if hot:
+        # A plan made while a table is small must not read it whole until the next ANALYZE.
+        lines += ["plan_cache_mode = force_generic_plan", "enable_seqscan = off"]
+    if settings.schema is not None:
+        lines.append(f"search_path = {_identifier(settings.schema)}")
+    return lines
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("\\", "").replace("'", "''") + "'"
+
+
+def _identifier(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _encode_instant(instant: float) -> tuple[int]:
+    return (to_micros(instant) - EPOCH_2000,)
+
+
+def _decode_instant(value: tuple[int]) -> float:
+    return from_micros(value[0] + EPOCH_2000)
+
+
+def _keep_alive(connection: asyncpg.Connection) -> None:
+    """A network that went silent is noticed within half a minute, also on a connection that only listens."""
+    transport = getattr(
+        connection, "_transport", None
+    )  # the driver has no public way to its socket
+    sock = transport.get_extra_info("socket") if transport is not None else None
+    if sock is None or sock.family == getattr(socket, "AF_UNIX", None):
+        return
+    for option, value in (
+        ("SO_KEEPALIVE", 1),
+        ("TCP_KEEPIDLE", 10),
+        ("TCP_KEEPINTVL", 5),
+        ("TCP_KEEPCNT", 3),
+    ):
+        number = getattr(socket, option, None)
+        if number is not None:
+            level = socket.SOL_SOCKET if option.startswith("SO_") else socket.IPPROTO_TCP
+            with contextlib.suppress(OSError):
+                sock.setsockopt(level, number, value)
