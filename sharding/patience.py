@@ -34,15 +34,16 @@ class Patience:
 
     def __init__(self, *, renewal: float, look: float) -> None:
         self.needed = PERIODS * renewal
-        self._longest_gap = max(look * 2, renewal / 2)
+        self._longest_gap = renewal + look
         self._seen: dict[int, _Seen] = {}
         self._last_answer: float | None = None
 
     def observe(self, runners: Sequence[RunnerRow], *, sent: float, answered: float) -> None:
         """Take note of a read of the runner rows. sent, answered: monotonic seconds, before and after it."""
-        watched = 0.0
-        if self._last_answer is not None:
-            watched = min(max(0.0, sent - self._last_answer), self._longest_gap)
+        watched = 0.0 if self._last_answer is None else max(0.0, sent - self._last_answer)
+        if watched > self._longest_gap:
+            self.restart()
+            watched = 0.0
         self._last_answer = answered
         before, self._seen = self._seen, {}
         for row in runners:
@@ -56,7 +57,7 @@ class Patience:
             self._seen[row.runner_id] = seen
 
     def restart(self) -> None:
-        """The observer lost sight of the database: everybody's silence begins anew."""
+        """The observer lost sight of the others: everybody's silence begins anew."""
         self._last_answer = None
         for seen in self._seen.values():
             seen.silent = 0.0

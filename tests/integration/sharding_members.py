@@ -132,17 +132,17 @@ class Cluster:
         self.shards = shards
         self.members: list[Member] = []
         self.everyone: list[Member] = []
-        self._observer = self.database.cluster()
+        self.observer = self.database.cluster()
 
     async def open(self) -> Cluster:
-        await self._observer.open()
-        await self._observer.agree(shard_count=self.shards, lock_mode="row")
+        await self.observer.open()
+        await self.observer.agree(shard_count=self.shards, lock_mode="row")
         return self
 
     async def close(self) -> None:
         for member in self.everyone:
             await member.kill()
-        await self._observer.close()
+        await self.observer.close()
 
     def member(self, number: int, **options: object) -> Member:
         """A new member, not started yet, with a database object of its own, as a process has."""
@@ -155,7 +155,7 @@ class Cluster:
         return [await self.member(number, **options).start() for number in numbers]
 
     async def topology(self) -> Topology:
-        return await self._observer.read_topology()
+        return await self.observer.read_topology()
 
     async def row(self, number: int) -> RunnerRow | None:
         rows = (await self.topology()).runners
