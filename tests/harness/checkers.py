@@ -89,11 +89,12 @@ class _Chain:
         if before is not None and before.claim_id != row.old_claim_id:
             self._wrong(row, f"follows claim {before.claim_id} but replaces {row.old_claim_id}")
         if row.op == "U":
-            self._update(row)
+            self._update(row, before)
 
-    def _update(self, row: AuditRow) -> None:
+    def _update(self, row: AuditRow, before: AuditRow | None) -> None:
         held = row.old_claim_id is not None or row.claim_id is not None
-        if held and row.revision != (row.old_revision or 0) + 1:
+        grows = 0 if _continues(row, before) else 1
+        if held and row.revision != (row.old_revision or 0) + grows:
             self._wrong(row, f"revision went from {row.old_revision} to {row.revision}")
         if (row.epoch or 0) < (row.old_epoch or 0):
             self._wrong(row, f"epoch went down from {row.old_epoch} to {row.epoch}")
@@ -116,6 +117,16 @@ class _Chain:
 
     def _wrong(self, row: AuditRow, what: str) -> None:
         self.violations.append(f"run {self.run_id}: fence write (line {row.id}) {what}")
+
+
+def _continues(row: AuditRow, before: AuditRow | None) -> bool:
+    """Whether a line is the second update of one write, which some engines need several for."""
+    if before is None or row.revision != row.old_revision:
+        return False
+    if row.txid is not None:
+        return row.txid == before.txid
+    new_claim = row.claim_id is not None and row.claim_id != row.old_claim_id
+    return row.last_batch is not None and row.last_batch == before.last_batch and not new_claim
 
 
 # ---- journals ---------------------------------------------------------------------------------

@@ -157,6 +157,17 @@ PLANTS: dict[str, tuple[Sequence[str], str]] = {
         ("update perdure_fences set claim_id = 12, runner_id = 2, revision = revision + 2",),
         "revision went from 3 to 5",
     ),
+    "write without a new revision": (
+        (
+            CLAIM.format(12, 1, 1),
+            STEP.format(12, 2).replace("revision + 1", "revision, last_batch = 77"),
+        ),
+        "revision went from 4 to 4",
+    ),
+    "claim without a new revision": (
+        ("update perdure_fences set claim_id = 12, runner_id = 1, status = 'running'",),
+        "revision went from 3 to 3",
+    ),
     "taken from a living runner": (
         (CLAIM.format(12, 1, 1), CLAIM.format(13, 2, 2)),
         "runner 2 took claim 12 from runner 1, which had not been declared dead",
