@@ -1,0 +1,160 @@
+"""The committer against every answer a store can give.
+
+The store here is a script of answers: what the real engines answer is proved by the contract suite; this proves what
+the committer makes of each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+
+from perdure.runtime.engine.committer import Answer, Committer
+from perdure.storage.clock import SeededRandomness
+from perdure.storage.errors import (
+    DatabaseUnavailable,
+    DataRefused,
+    RunnerDeclaredDead,
+    UnknownOutcome,
+)
+from perdure.storage.interface import RunStore
+from perdure.storage.model import Entry, EntryKind, RunWrite, Verdict
+
+Script = list[Any]
+
+
+class ScriptedStore:
+    """Answers commits and settlements from a script; when it is used up everything commits."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.calls: list[tuple[str, tuple[str, ...]]] = []
+        self.batches: set[int] = set()
+
+    async def commit_writes(
+        self, runner_id: int, batch_id: int, writes: Sequence[RunWrite]
+    ) -> Mapping[str, Verdict]:
+        return self._answer("commit", batch_id, writes)
+
+    async def settle_writes(
+        self, runner_id: int, batch_id: int, writes: Sequence[RunWrite]
+    ) -> Mapping[str, Verdict]:
+        assert batch_id in self.batches, "settles the batch that was sent"
+        return self._answer("settle", batch_id, writes)
+
+    def _answer(self, what: str, batch_id: int, writes: Sequence[RunWrite]) -> Any:
+        ids = tuple(w.run_id for w in writes)
+        self.calls.append((what, ids))
+        self.batches.add(batch_id)
+        answer = self.script.pop(0) if self.script else {}
+        if callable(answer):
+            answer = answer(ids)
+        if isinstance(answer, Exception):
+            raise answer
+        return {run_id: answer.get(run_id, Verdict.COMMITTED) for run_id in ids}
+
+
+@asynccontextmanager
+async def committing(script: Script):
+    store = ScriptedStore(script)
+    died = asyncio.Event()
+
+    async def may_write() -> None: ...
+
+    committer = Committer(
+        cast(RunStore, store),
+        7,
+        SeededRandomness(1),
+        may_write=may_write,
+        declared_dead=died.set,
+    )
+    task = asyncio.create_task(committer.run())
+    answers: dict[str, Answer] = {}
+    try:
+        yield committer, store, answers, died
+    finally:
+        task.cancel()
+
+
+def write(run_id: str) -> RunWrite:
+    return RunWrite(run_id, 1, 1, entries=[Entry(1, EntryKind.STEP, "0/a#0", 1.0)])
+
+
+async def settle_all(committer: Committer, answers: dict[str, Answer], ids: str) -> None:
+    all_in = asyncio.Event()
+
+    def done(run_id: str, answer: Answer) -> None:
+        assert run_id not in answers, "one verdict per write"
+        answers[run_id] = answer
+        if len(answers) == len(ids):
+            all_in.set()
+
+    for run_id in ids:
+        committer.submit(write(run_id), lambda answer, r=run_id: done(r, answer))
+    await asyncio.wait_for(all_in.wait(), 5)
+
+
+async def test_every_member_gets_its_own_verdict() -> None:
+    script: Script = [{"b": Verdict.FENCED, "c": Verdict.PARK_REFUSED}]
+    async with committing(script) as (committer, store, answers, _):
+        await settle_all(committer, answers, "abc")
+        assert answers == {
+            "a": Verdict.COMMITTED,
+            "b": Verdict.FENCED,
+            "c": Verdict.PARK_REFUSED,
+        }
+        assert len(store.calls) == 1
+
+
+async def test_a_locked_member_is_sent_again_alone() -> None:
+    async with committing([{"b": Verdict.AGAIN}]) as (committer, store, answers, _):
+        await settle_all(committer, answers, "abc")
+        assert [ids for _, ids in store.calls] == [("a", "b", "c"), ("b",)]
+        assert set(answers.values()) == {Verdict.COMMITTED}
+
+
+@pytest.mark.req("CL11")
+async def test_an_unknown_outcome_is_settled_until_the_database_answers() -> None:
+    script: Script = [
+        UnknownOutcome("cut"),
+        DatabaseUnavailable("away"),
+        {"a": Verdict.COMMITTED, "b": Verdict.AGAIN},
+    ]
+    async with committing(script) as (committer, store, answers, _):
+        await settle_all(committer, answers, "ab")
+        assert [what for what, _ in store.calls] == ["commit", "settle", "settle", "commit"]
+        assert store.calls[-1][1] == ("b",)
+
+
+@pytest.mark.req("CL11")
+async def test_a_database_that_is_away_gets_the_same_batch_again() -> None:
+    script: Script = [DatabaseUnavailable("away"), DatabaseUnavailable("away")]
+    async with committing(script) as (committer, store, answers, _):
+        await settle_all(committer, answers, "ab")
+        assert store.calls == [("commit", ("a", "b"))] * 3
+
+
+async def test_refused_data_is_halved_until_the_culprit_is_alone() -> None:
+    def refuse(ids: tuple[str, ...]) -> Any:
+        return DataRefused("NUL in text") if "e" in ids else {}
+
+    async with committing([refuse] * 20) as (committer, _, answers, __):
+        await settle_all(committer, answers, "abcdefgh")
+        assert isinstance(answers.pop("e"), DataRefused)
+        assert set(answers.values()) == {Verdict.COMMITTED}
+
+
+@pytest.mark.req("CL4")
+async def test_a_declared_dead_runner_sends_nothing_more() -> None:
+    async with committing([RunnerDeclaredDead("dead")]) as (committer, store, answers, died):
+        committer.submit(write("a"), lambda answer: answers.setdefault("a", answer))
+        await asyncio.wait_for(died.wait(), 5)
+        committer.submit(write("b"), lambda answer: answers.setdefault("b", answer))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert answers == {}
+        assert store.calls == [("commit", ("a",))]
