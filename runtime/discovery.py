@@ -94,10 +94,10 @@ def module_folder(path: str) -> Path | None:
         return None
     if spec is None:
         return None
-    places = list(spec.submodule_search_locations or ()) or (
-        [spec.origin] if spec.has_location else []
-    )
-    return Path(str(places[0])).parent if places else None
+    places = list(spec.submodule_search_locations or ())
+    if not places and spec.has_location and spec.origin is not None:
+        places = [spec.origin]
+    return Path(places[0]).parent if places else None
 
 
 def make_importable(folder: Path) -> None:

@@ -218,7 +218,9 @@ def load_settings(
         _read_environment(os.environ if environ is None else environ, faults),
         _Source(
             {key: value for key, value in (flags or {}).items() if value is not None},
-            lambda key: f"the flag --{key.replace('_', '-')}",
+            lambda key: (
+                "the command line" if key == "app" else f"the flag --{key.replace('_', '-')}"
+            ),
             here,
         ),
     )

@@ -30,7 +30,7 @@ from examples.orders.app import Order, Shipment, fulfil
 from examples.orders.audit import History, Verdict, judge
 from examples.orders.postgres import private_postgres
 from examples.orders.sidelog import VARIABLE, read_executions
-from perdure import Client
+from perdure import Client, ClusterStatus, RunStatus
 
 ROOT = Path(__file__).parents[2]
 PODS = ("pod-1", "pod-2", "pod-3")
@@ -110,12 +110,13 @@ class Demo:
         self.pods: dict[str, Pod] = {}
         self.pids: dict[int, int] = {}
         """runner_id → process id, of every runner that was ever seen."""
+        self.tasks: list[asyncio.Task[Shipment]] = []
         self.done = 0
         self._began = time.monotonic()
 
     def say(self, text: str) -> None:
         self.console.print(
-            f"{time.monotonic() - self._began:5.1f} s  {text}", highlight=False, markup=False
+            f"{time.monotonic() - self._began:5.1f} s  {text}", markup=False, soft_wrap=True
         )
 
     async def show(self) -> None:
@@ -145,12 +146,12 @@ class Demo:
             f"starting {len(self.orders)} orders ({self.steps} steps) and sending their approvals"
         )
         draw = random.Random(7)
-        tasks = [
+        tasks = self.tasks = [
             asyncio.create_task(self._order(client, order, number, draw.uniform(0.2, 1.5)))
             for number, order in enumerate(self.orders, 1)
         ]
         try:
-            await self.wait_for("half of the steps", self._half_done)
+            await self.wait_for("half of the steps", lambda: self._half_way(client))
             self.pods[VICTIM].kill()
             killed_at = time.monotonic()
             self.say(f"killed {VICTIM} (SIGKILL, process {self.pods[VICTIM].process.pid})")
@@ -166,7 +167,7 @@ class Demo:
                 task.cancel()
 
     async def _order(self, client: Client, order: Order, number: int, thinking: float) -> Shipment:
-        await asyncio.sleep(number * 0.1)
+        await asyncio.sleep(number * 0.15)
         handle = await client.start(fulfil, order)
         await asyncio.sleep(thinking)
         await handle.signal("approval", {"approved": number % REFUSED != 0, "by": "the demo"})
@@ -174,8 +175,13 @@ class Demo:
         self.done += 1
         return shipment
 
-    async def _half_done(self) -> bool:
-        return await self.history.commits() >= self.steps // 2
+    async def _half_way(self, client: Client) -> bool:
+        """Half of the steps are committed, and the pod to be killed has runs in its hands."""
+        if await self.history.commits() < self.steps / 2:
+            return False
+        runs = await client.list(status=RunStatus.RUNNING, limit=len(self.orders))
+        victim = self.pods[VICTIM].process.pid
+        return any(self.pids.get(info.record.runner_id or 0) == victim for info in runs)
 
     async def _shared(self, client: Client, names: Sequence[str]) -> bool:
         """These pods are alive and hold all shards between them, none of them nothing."""
@@ -188,7 +194,7 @@ class Demo:
         }
         return set(shards) == set(names) and sum(shards.values()) == status.shard_count
 
-    async def _see_runners(self, client: Client):  # type: ignore[no-untyped-def]
+    async def _see_runners(self, client: Client) -> ClusterStatus:
         status = await client.cluster()
         self.pids |= {
             runner.runner_id: self.pods[runner.replica_id].process.pid for runner in status.runners
@@ -240,6 +246,9 @@ class Demo:
     async def wait_for(self, what: str, condition: Callable[[], Awaitable[bool]]) -> None:
         deadline = time.monotonic() + LONGEST
         while not await condition():
+            for task in self.tasks:
+                if task.done():
+                    task.result()  # an order that failed ends the waiting
             if time.monotonic() > deadline:
                 raise Failed(f"{what}: not within {LONGEST:.0f} s")
             await asyncio.sleep(0.1)
@@ -320,7 +329,9 @@ def main() -> None:
         try:
             asyncio.run(asyncio.wait_for(demo.show(), LONGEST))
         except (Failed, TimeoutError) as failure:
-            console.print(f"FAILED: {failure or f'not done within {LONGEST:.0f} s'}", markup=False)
+            console.print(
+                f"FAILED: {str(failure) or f'not done within {LONGEST:.0f} s'}", markup=False
+            )
             sys.exit(1)
     console.print("PASSED: all orders done, every execution explained", markup=False)
 

@@ -28,11 +28,21 @@ def private_postgres() -> Iterator[str]:
         if account is not None:
             os.chown(folder, account.pw_uid, account.pw_gid)
         data, port = folder / "data", _free_port()
-        initdb = [binaries / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8"]
+        initdb = [
+            f"{binaries}/initdb",
+            "-D",
+            f"{data}",
+            "-U",
+            "postgres",
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+        ]
         _call([*initdb, "--locale=C", "--no-sync"], account)
         options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={folder}"
-        control = [binaries / "pg_ctl", "-D", data, "-s", "-w"]
-        _call([*control, "-l", folder / "log", "-o", options, "start"], account)
+        control = [f"{binaries}/pg_ctl", "-D", f"{data}", "-s", "-w"]
+        _call([*control, "-l", f"{folder}/log", "-o", options, "start"], account)
         try:
             yield f"postgresql://postgres@127.0.0.1:{port}/postgres"
         finally:
@@ -73,8 +83,8 @@ def _other_account() -> pwd.struct_passwd | None:
     )
 
 
-def _call(command: list[str | Path], account: pwd.struct_passwd | None) -> None:
-    words = [str(word) for word in command]
+def _call(command: list[str], account: pwd.struct_passwd | None) -> None:
+    words = command
     if account is not None:
         who = [f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--init-groups"]
         words = ["setpriv", *who, *words]

@@ -122,7 +122,7 @@ def status_json(
                 "state": state_of(runner, live),
                 "lease_age": lease_age(runner),
                 "localhost": runner.info.get("localhost") == "yes",
-                "running": None if live is None else live.get("running"),
+                "running": None if live is None else live.get("runs_in_memory"),
             }
             for runner, live in runners
         ],
@@ -184,7 +184,7 @@ def _row(runner: RunnerView, live: Live | None) -> Sequence[object]:
         _brief(info.get("cron")),
         runner.shards,
         span(lease_age(runner)),
-        "?" if live is None else live.get("running"),
+        "?" if live is None else live.get("runs_in_memory"),
     )
 
 

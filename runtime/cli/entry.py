@@ -14,7 +14,8 @@ from typing import NoReturn
 import typer
 
 from perdure.runtime.cli import cluster, pods, schema, workflows
-from perdure.runtime.cli.output import CommandFailed, say_error
+from perdure.runtime.cli.output import CommandFailed, messages, say_error
+from perdure.runtime.errors import RunNotFound
 from perdure.storage.errors import (
     ConfigurationError,
     InputError,
@@ -69,6 +70,9 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         return OK
     except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            messages().print(_format(error), markup=False)
+            return WRONG_INPUT
         return _fail(
             WRONG_INPUT, f"{_format(error)} (perdure {_command(error)}--help shows the usage)"
         )
@@ -76,7 +80,7 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(WRONG_INPUT, _format(error))
     except SchemaError as error:
         return _fail(WRONG_SCHEMA, str(error))
-    except (InputError, ConfigurationError) as error:
+    except (InputError, RunNotFound, ConfigurationError) as error:
         return _fail(WRONG_INPUT, str(error))
     except (CommandFailed, PerdureError) as error:
         return _fail(FAILED, str(error))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from perdure.runtime.cli.options import Db, Schema, client_settings
 from perdure.runtime.cli.output import messages, say
 from perdure.runtime.settings import Settings
-from perdure.storage.connect import database_file, redact
 from perdure.storage.connect import migrate as migrate_database
+from perdure.storage.connect import redact
 
 
 def migrate(db: Db = None, schema: Schema = None) -> None:
@@ -15,11 +15,8 @@ def migrate(db: Db = None, schema: Schema = None) -> None:
 
 
 def migrate_now(settings: Settings) -> None:
-    """Migrate and say what was done; makes the folder of a SQLite file."""
+    """Migrate and say what was done."""
     url = settings.require_db()
-    file = database_file(url)
-    if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
     with messages().status(f"migrating {redact(url)}"):
         before, after = migrate_database(settings.database("perdure migrate"))
     if before == after:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.markup import escape
 
-from perdure.runtime.authoring.definitions import WorkflowDefinition
+from perdure.runtime.authoring.definitions import UNSET, WorkflowDefinition
 from perdure.runtime.cli.options import Db, Format, Schema, check_format, client_settings
 from perdure.runtime.cli.output import (
     CommandFailed,
@@ -29,6 +29,7 @@ from perdure.runtime.cli.output import (
 )
 from perdure.runtime.client import KEEP, Client
 from perdure.runtime.discovery import discover, load_app
+from perdure.runtime.errors import RunNotFound
 from perdure.runtime.settings import Settings
 from perdure.runtime.views import RunInfo, StepView
 from perdure.storage.model import RunEvent, RunStatus
@@ -64,8 +65,8 @@ def start(
     ],
     payload: Payload = None,
     run_id: Annotated[str | None, typer.Option(metavar="ID", help="An id of your own.")] = None,
-    tags: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Shown and stored with the run.")
+    tag: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="A tag; may be given several times.")
     ] = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait for the end and print the result.")
@@ -78,11 +79,11 @@ def start(
 ) -> None:
     """Start a run of a workflow; prints its id."""
     as_json = check_format(format)
-    value = _json(payload, "--payload")
+    value = UNSET if payload is None else _json(payload, "--payload")
     settings = client_settings(db, schema, app=app)
 
     async def work(client: Client) -> None:
-        handle = await client.start(name, value, run_id=run_id, source=SOURCE, tags=tags)
+        handle = await client.start(name, value, run_id=run_id, source=SOURCE, tags=tag or ())
         if not wait:
             _print({"run_id": handle.run_id, "status": handle.status}, handle.run_id, as_json)
             if handle.status == "replayed":
@@ -136,9 +137,7 @@ def list_(
 ) -> None:
     """Runs, newest first."""
     as_json = check_format(format)
-    wanted = [word.strip() for word in (statuses or "").split(",") if word.strip()]
-    if status is not None:
-        wanted.append(status)
+    wanted = _statuses([*(statuses or "").split(","), status or ""])
     chosen: dict[str, Any] = {
         "workflow": workflow,
         "statuses": wanted,
@@ -315,9 +314,7 @@ def _served(settings: Settings) -> str:
 async def _get(client: Client, run_id: str) -> RunInfo:
     info = await client.get(run_id)
     if info is None:
-        raise CommandFailed(
-            f"no run has the id {run_id!r}; perdure workflows list shows the newest"
-        )
+        raise RunNotFound(run_id)
     return info
 
 
@@ -341,6 +338,18 @@ def _json(text: str | None, option: str) -> Any:
         ) from None
     except (UnicodeError, RecursionError) as error:
         raise typer.BadParameter(f"not JSON ({error})", param_hint=option) from None
+
+
+def _statuses(words: Sequence[str]) -> Sequence[RunStatus]:
+    """The statuses named by these words; empty ones are left out. Raises BadParameter listing the valid ones."""
+    named = [word.strip().lower() for word in words if word.strip()]
+    unknown = [word for word in named if word not in set(RunStatus)]
+    if unknown:
+        raise typer.BadParameter(
+            f"unknown status {unknown[0]!r}: use one of {', '.join(RunStatus)}",
+            param_hint="--status",
+        )
+    return [RunStatus(word) for word in named]
 
 
 def _since(text: str | None) -> float | None:

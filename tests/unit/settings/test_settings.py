@@ -21,7 +21,7 @@ def settings(**kwargs) -> Settings:
 
 
 @pytest.fixture
-def project(tmp_path):
+def project(tmp_path: Path):
     """A folder whose pyproject.toml has the given lines under [tool.perdure]."""
 
     def write(*lines: str) -> Path:
