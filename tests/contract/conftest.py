@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from perdure.storage.connect import DatabaseSettings, migrate
 from tests.contract.world import World
-from tests.harness.postgres import PrivatePostgres
 
 ENGINES = ("sqlite-memory", "sqlite-file", "postgres")
 SHARED = ("sqlite-file", "postgres")
@@ -29,18 +28,6 @@ def sqlite_file_url(migrated_file: Path, tmp_path: Path) -> str:
     path = tmp_path / "perdure.db"
     shutil.copy(migrated_file, path)
     return f"sqlite:///{path}"
-
-
-@pytest.fixture
-def migrated_postgres_url(postgres: PrivatePostgres) -> Iterator[str]:
-    template = postgres.template("contract", lambda url: _migrate(url))
-    name = postgres.create_database(template=template)
-    yield postgres.url(name)
-    postgres.drop_database(name)
-
-
-def _migrate(url: str) -> None:
-    migrate(DatabaseSettings(url))
 
 
 def _url_of(engine: str, request: pytest.FixtureRequest) -> str:

@@ -103,7 +103,7 @@ class World:
     """The stores of one process on one database."""
 
     def __init__(self, url: str) -> None:
-        self.settings = DatabaseSettings(url)
+        self.settings = DatabaseSettings(url, pool=3)
         self.database: Database = connect(self.settings, clock=SystemClock())
         self.runs: RunStore = self.database.runs()
         self.cluster: ClusterStore = self.database.cluster()
