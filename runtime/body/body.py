@@ -590,9 +590,12 @@ class Body:
     def _first_retry(self) -> float:
         """When the next failed step is tried again; inf: none waits for that."""
         retries = self._retries
-        while retries and self._steps.get(retries[0][2].key) is not retries[0][2]:
-            heapq.heappop(retries)
-        return retries[0][0] if retries else math.inf
+        while retries:
+            retry_at, _, wait = retries[0]
+            if self._steps.get(wait.key) is wait and wait.retry_at == retry_at:
+                return retry_at
+            heapq.heappop(retries)  # abandoned, or another attempt has failed since
+        return math.inf
 
     def _forget(self, wait: StepWait) -> None:
         key = wait.key
