@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from perdure.storage.clock import from_micros, to_micros
-from perdure.storage.errors import ConfigurationError, DataRefused
+from perdure.storage.errors import ConfigurationError, RunnerDeclaredDead
 from perdure.storage.interface import ClusterStore, Renewal, RunnerIdentity
 from perdure.storage.model import SLOTS, Meta, RunnerRow, ShardHold, ShardRow, Topology
 from perdure.storage.sqlite.transaction import Row, Transaction, as_list, storable
@@ -53,6 +53,92 @@ class SqliteClusterStore(ClusterStore):
         await self._write(lambda tx: register(tx, me, lease))
 
     async def renew(self, runner_id: int, lease: float) -> Renewal:
+        return await self._write(lambda tx: renew(tx, runner_id, lease))
+
+    async def set_draining(self, runner_id: int) -> None:
+        await self._write(lambda tx: tx.run("set_draining", {"runner_id": runner_id}))
+
+    async def read_topology(self) -> Topology:
+        return await self._database.reader.read(read_topology, urgent=True)
+
+    async def declare_dead(self, runner_id: int, renew_count: int) -> bool:
+        return await self._write(lambda tx: declare_dead(tx, runner_id, renew_count))
+
+    async def declare_others_dead(self, runner_id: int) -> Sequence[int]:
+        return await self._write(
+            lambda tx: sorted(
+                row[0] for row in tx.rows("declare_others_dead", {"runner_id": runner_id})
+            )
+        )
+
+    async def take_shards(
+        self, runner_id: int, shard_ids: Sequence[int], dead: Sequence[int]
+    ) -> Sequence[ShardHold]:
+        return await self._write(lambda tx: take_shards(tx, runner_id, shard_ids, dead))
+
+    async def release_shards(self, runner_id: int, holds: Sequence[ShardHold]) -> None:
+        pairs = as_list([hold.shard_id, hold.epoch] for hold in holds)
+        await self._write(
+            lambda tx: tx.run("release_shards", {"runner_id": runner_id, "holds": pairs})
+        )
+
+    async def leave(self, runner_id: int) -> None:
+        await self._write(lambda tx: leave(tx, runner_id))
+
+    async def delete_dead_runners(self, before: float) -> int:
+        return await self._write(
+            lambda tx: len(tx.rows("delete_dead_runners", {"before": to_micros(before)}))
+        )
+
+
+def agree(tx: Transaction, shard_count: int, lock_mode: str) -> None:
+    """The first to come writes the topology; whoever wants another one later must not boot."""
+    if not 1 <= shard_count <= SLOTS:
+        raise ConfigurationError(
+            f"a cluster has 1 to {SLOTS} shards, not {shard_count}: change PERDURE_SHARDS"
+        )
+    known: dict[str, str | None] = dict(tx.rows("read_meta"))
+    stored = known.get("shard_count")
+    if not stored:
+        edges = [shard * SLOTS // shard_count for shard in range(shard_count + 1)]
+        ranges = ((shard, edges[shard], edges[shard + 1] - 1) for shard in range(shard_count))
+        tx.many("create_shards", ranges)
+        tx.run("agree", {"key": "shard_count", "value": str(shard_count)})
+        tx.run("agree", {"key": "lock_mode", "value": lock_mode})
+        return
+    if int(stored) != shard_count:
+        raise ConfigurationError(
+            f"this cluster has {stored} shards, not {shard_count}: set PERDURE_SHARDS={stored}"
+        )
+    if known.get("lock_mode") != lock_mode:
+        raise ConfigurationError(
+            f"this cluster holds its shards by lock mode {known.get('lock_mode')!r}, not {lock_mode!r}: "
+            f"set PERDURE_SHARD_LOCK={known.get('lock_mode')}"
+        )
+
+
+def _lease_end(tx: Transaction, lease: float) -> int:
+    return tx.now + round(lease * 1_000_000)
+
+
+def register(tx: Transaction, me: RunnerIdentity, lease: float) -> None:
+    what = f"runner {me.runner_id}: its identity"
+    values = {
+        "runner_id": me.runner_id,
+        "replica_id": storable(me.replica_id, what),
+        "address": storable(me.address, what),
+        "workflows": json.dumps(list(me.workflows)),
+        "info": json.dumps(dict(me.info)),
+        "now": tx.now,
+        "expires_at": _lease_end(tx, lease),
+    }
+    if tx.row("register", values) is None:
+        raise RunnerDeclaredDead(
+            f"runner {me.runner_id} of {me.replica_id!r} has been declared dead already; register a new one"
+        )
+
+
+def renew(self, runner_id: int, lease: float) -> Renewal:
         return await self._write(lambda tx: renew(tx, runner_id, lease))
 
     async def set_draining(self, runner_id: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,6 +39,7 @@ from tests.harness.waiting import until
 SHARDS = 4
 WORKFLOW = "tests.flow"
 LIMIT = 10_000
+SEEDS = itertools.count(1)
 
 
 @dataclass
@@ -107,7 +109,7 @@ class World:
         self.database: Database = connect(self.settings, clock=SystemClock())
         self.runs: RunStore = self.database.runs()
         self.cluster: ClusterStore = self.database.cluster()
-        self._random = SeededRandomness(7)
+        self._random = SeededRandomness(next(SEEDS))
 
     async def open(self, *, shard_count: int | None = SHARDS) -> World:
         await self.runs.open()
