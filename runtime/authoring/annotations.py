@@ -79,7 +79,7 @@ def codec_for_type(annotation: Any, what: str) -> ValueCodec:
 def _usable(annotation: Any, where: str) -> ValueCodec:
     try:
         return codec_for(annotation)
-    except (PydanticUserError, TypeError, NameError) as error:
+    except (PydanticUserError, TypeError, NameError, RecursionError) as error:
         said = str(error).splitlines()[0]
         raise DefinitionError(
             f"{where} cannot be encoded: {said}. Use pydantic models, dataclasses, TypedDicts or built-in types, or "

@@ -10,14 +10,16 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import deque
-from collections.abc import Hashable, Iterator, Mapping, Set
+from collections.abc import Callable, Hashable, Iterator, Mapping, Set
 from enum import Enum
-from functools import cache
-from typing import Any, cast
+from functools import lru_cache, partial
+from json.encoder import encode_basestring
+from operator import attrgetter
+from typing import Any, NoReturn, cast
 
 import xxhash
 from pydantic import BaseModel
-from pydantic_core import PydanticSerializationError, PydanticUndefined, to_json, to_jsonable_python
+from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
 
 class NotEncodable(ValueError):
@@ -87,37 +89,58 @@ def _not_encodable(value: object, error: Exception) -> NotEncodable:
 
 def _plain(value: Any) -> Any:
     """What the JSON encoder writes in place of a value it does not know; it looks into the answer by itself."""
-    if isinstance(value, BaseModel):
-        return _model_fields(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _dataclass_fields(value)
-    if isinstance(value, Set):
-        return _sorted(value)
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, deque):
-        return list(value)
-    if isinstance(value, (type, Iterator)):
-        raise NotEncodable(_advice(value))
+    return _way_of(cast(Hashable, type(value)))(value)
+
+
+@lru_cache(maxsize=4096)
+def _way_of(kind: Any) -> Callable[[Any], Any]:
+    """How values of a type are made plain."""
+    if issubclass(kind, BaseModel):
+        return _way_of_model(kind)
+    if dataclasses.is_dataclass(kind):
+        return partial(_without_defaults, _dataclass_plan(kind))
+    if issubclass(kind, Set):
+        return _sorted
+    if issubclass(kind, Enum):
+        return attrgetter("value")
+    if issubclass(kind, Mapping):
+        return dict
+    if issubclass(kind, deque):
+        return list
+    if issubclass(kind, (type, Iterator)):
+        return _refuse
+    return _by_pydantic
+
+
+def _by_pydantic(value: Any) -> Any:
     try:
         return to_jsonable_python(value, bytes_mode="base64")
-    except (PydanticSerializationError, ValueError) as error:
-        raise NotEncodable(_advice(value)) from error
+    except (PydanticSerializationError, ValueError):
+        return _refuse(value)
 
 
 _WRITTEN_ALIKE = frozenset((str, int, bool, type(None)))
 
-_encode = json.JSONEncoder(
-    sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=_plain
-).encode
+
+def _make_encode() -> Callable[[Any], str]:
+    """`json.JSONEncoder` makes its C encoder anew for each value, which takes longer than to use it."""
+    make = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:
+        return json.JSONEncoder(
+            sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=_plain
+        ).encode
+    chunks = make(None, _plain, encode_basestring, None, ":", ",", True, False, True)
+    return lambda value: "".join(chunks(value, 0))
 
 
-def _advice(value: object) -> str:
-    return (
-        f"a {type(value).__module__}.{type(value).__qualname__} cannot be encoded: pass data (a pydantic model, a "
-        "dataclass, built-in values) and look up connections and other live objects inside the step"
+_encode = _make_encode()
+
+
+def _refuse(value: object) -> NoReturn:
+    kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    raise NotEncodable(
+        f"a {kind} cannot be encoded: pass data (a pydantic model, a dataclass, built-in values) and look up "
+        "connections and other live objects inside the step"
     )
 
 
@@ -141,79 +164,61 @@ def _rebuilt(value: Any) -> Any:
     return _rebuilt(_plain(value))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Field:
-    name: str
-    default: Any
-    factory: Any
+_Plan = tuple[tuple[str, Any, Callable[..., Any] | None], ...]
+"""Fields: name, default, default factory."""
+
+_NOTHING = object()
 
 
-def _without_defaults(fields: tuple[_Field, ...], value: object) -> dict[str, Any]:
+def _without_defaults(plan: _Plan, value: object) -> dict[str, Any]:
     kept = {}
-    for field in fields:
-        try:
-            held = getattr(value, field.name)
-        except AttributeError:  # a dataclass field without a value, a model made by model_construct
-            continue
-        default = field.factory() if field.factory is not None else field.default
-        if not equal(held, default):
-            kept[field.name] = held
+    for name, default, factory in plan:
+        # A dataclass field may have no value yet, nor has every field of a model_construct.
+        held = getattr(value, name, _NOTHING)
+        if held is not _NOTHING and not equal(held, default, factory):
+            kept[name] = held
     return kept
 
 
-def equal(value: object, default: object) -> bool:
-    """Whether a value is its default: of one type, and equal; what cannot be compared is not."""
-    if value is default:
-        return True
-    if type(value) is not type(default):
-        return False
+def equal(value: object, default: object, factory: Callable[..., Any] | None = None) -> bool:
+    """Whether a value is its default: of one type, and equal; what cannot be compared or made is not."""
     try:
-        return bool(value == default)
+        if factory is not None:
+            default = factory()
+        return value is default or (type(value) is type(default) and bool(value == default))
     except Exception:
         return False
 
 
-def _dataclass_fields(value: Any) -> dict[str, Any]:
-    return _without_defaults(_dataclass_plan(cast(Hashable, type(value))), value)
-
-
-@cache
-def _dataclass_plan(kind: Any) -> tuple[_Field, ...]:
+def _dataclass_plan(kind: Any) -> _Plan:
     missing = dataclasses.MISSING
     return tuple(
-        _Field(
+        (
             field.name,
-            PydanticUndefined if field.default is missing else field.default,
+            _NOTHING if field.default is missing else field.default,
             None if field.default_factory is missing else field.default_factory,
         )
         for field in dataclasses.fields(kind)
     )
 
 
-def _model_fields(value: BaseModel) -> dict[str, Any]:
-    fields = _model_plan(type(value))
-    if fields is None:
-        return value.model_dump(exclude_defaults=True, round_trip=True)
-    kept = _without_defaults(fields, value)
-    if value.model_extra:
-        kept.update(value.model_extra)
-    return kept
-
-
-@cache
-def _model_plan(kind: type[BaseModel]) -> tuple[_Field, ...] | None:
-    """Its fields; None for a model that says itself how it is written."""
+def _way_of_model(kind: type[BaseModel]) -> Callable[[Any], dict[str, Any]]:
     if _writes_itself(kind):
-        return None
-    return tuple(
-        _Field(
+        return lambda model: model.model_dump(exclude_defaults=True, round_trip=True)
+    plan: _Plan = tuple(
+        (
             name,
             field.default,
-            None if field.default_factory_takes_validated_data else field.default_factory,
+            None
+            if getattr(field, "default_factory_takes_validated_data", False)
+            else field.default_factory,
         )
         for name, field in kind.model_fields.items()
         if not field.exclude
     )
+    if kind.model_config.get("extra") == "allow":
+        return lambda model: _without_defaults(plan, model) | (model.model_extra or {})
+    return partial(_without_defaults, plan)
 
 
 def _writes_itself(kind: type[BaseModel]) -> bool:

@@ -18,6 +18,7 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from perdure.runtime.authoring.errors import FieldFault, PayloadTooLarge
 from perdure.runtime.authoring.names import storable_fault
+from perdure.runtime.authoring.typed_dicts import with_usable_typed_dicts
 
 DEFAULT_LIMIT = 2 * 1024 * 1024
 """Bytes of one encoded payload, message or result."""
@@ -55,7 +56,7 @@ class ValueCodec:
     )
 
     def __init__(self, annotation: Any) -> None:
-        adapter: TypeAdapter[Any] = TypeAdapter(annotation)
+        adapter: TypeAdapter[Any] = TypeAdapter(with_usable_typed_dicts(annotation))
         self._validate = adapter.validator.validate_python
         self._validate_json = adapter.validator.validate_json
         self._serialize = adapter.serializer.to_json

@@ -30,7 +30,7 @@ for _seconds, _names in (
 ):
     _UNITS.update(dict.fromkeys(_names.split(), Decimal(_seconds)))
 
-_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-zµ]+)(?:\s+|\s*,\s*|$)")
+_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-zµ]+)(?:\s*,\s*(?=[0-9])|\s*(?=[0-9]|$))")
 _CALENDAR = re.compile(r"\b(mo|mon|month|months|y|yr|yrs|year|years)\b|[0-9]mo\b|[0-9]y\b")
 
 

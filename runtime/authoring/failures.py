@@ -11,7 +11,8 @@ import builtins
 import json
 import traceback
 from collections.abc import Collection, Iterable, Iterator
-from types import TracebackType
+from inspect import getattr_static
+from types import MemberDescriptorType, TracebackType
 from typing import Any
 
 from perdure.runtime.authoring.codec import json_fault
@@ -164,7 +165,8 @@ def _message(error: BaseException) -> str:
 def _arguments(error: BaseException) -> list[Any] | None:
     """Its args if they are plain data; None: raised again, it will have its text as the only one."""
     try:
-        args = list(error.args)
+        # An OSError keeps its file names apart from its args.
+        args = list(OSError.__reduce__(error)[1] if isinstance(error, OSError) else error.args)
     except Exception:
         return None
     return args if _is_data(args) and len(_dumps(args)) <= DATA_BYTES else None
@@ -294,7 +296,10 @@ def _instance(
             error = kind(*args)
         else:
             error = kind.__new__(kind, *args)
-            error.args = tuple(args)
+            if isinstance(error, OSError):
+                OSError.__init__(error, *args)
+            else:
+                error.args = tuple(args)
         for name, value in attributes.items():
             _set(error, name, value)
     except Exception:
@@ -303,11 +308,12 @@ def _instance(
 
 
 def _set(error: Exception, name: str, value: Any) -> None:
-    """Into the instance itself: a property or a check of the class is not run."""
-    if hasattr(error, "__dict__") and not hasattr(type(error).__dict__.get(name), "__set__"):
-        error.__dict__[name] = value
+    """Into the instance or its slot: a property of the class is not run."""
+    slot = getattr_static(type(error), name, None)
+    if isinstance(slot, MemberDescriptorType):
+        slot.__set__(error, value)
     else:
-        object.__setattr__(error, name, value)
+        error.__dict__[name] = value
 
 
 # -- text
