@@ -23,6 +23,7 @@ AMBIENT = {
     "os": {"urandom"},
 }
 LONGEST_FILE = 700
+REASON = "One file because"  # a longer file gives its reason in its docstring, in a sentence that begins so
 EMPTY_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
 
 
@@ -38,9 +39,11 @@ def test_there_is_something_to_check():
 def test_source_file(path):
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text)
-    assert ast.get_docstring(tree) or not text.strip(), "says at its top what it owns"
+    docstring = ast.get_docstring(tree) or ""
+    assert docstring or not text.strip(), "says at its top what it owns"
     assert path.stem not in EMPTY_NAMES, "is named for what it holds"
-    assert text.count("\n") <= LONGEST_FILE, f"has at most {LONGEST_FILE} lines"
+    short = text.count("\n") <= LONGEST_FILE
+    assert short or REASON in docstring, f"has at most {LONGEST_FILE} lines, or says why not"
     if path != CLOCK and not path.is_relative_to(MIGRATIONS):
         assert not list(ambient_calls(tree)), "takes clock and randomness as arguments"
 
