@@ -16,7 +16,7 @@ from perdure.runtime.body.mail import Wanted
 from perdure.runtime.body.task import BodyTask, Node
 from perdure.storage.model import Entry, EntryKind
 from tests.unit.body.bodies import check_seeded
-from tests.unit.body.driving import Life, Timing, replay
+from tests.unit.body.driving import Life, Timing, Work, call_of, replay
 
 pytestmark = pytest.mark.req("WF5", "WF7")
 
@@ -226,7 +226,7 @@ def test_context_changed_by_a_task_stays_with_it(monkeypatch: pytest.MonkeyPatch
 
     async def child(body: Body) -> None:
         variable.set("set")
-        await body.sleep(1)  # woken by an entry, from another context
+        await body.step(call_of("a", Work("x")))  # woken by an entry, from another context
         seen.append(variable.get())
 
     async def main(body: Body) -> None:
