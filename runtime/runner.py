@@ -157,16 +157,24 @@ class Runner:
         return session
 
     async def _supervise(self) -> None:
-        """While the process lives: a session that was declared dead is followed by a new one."""
+        """While the process lives: a session that was declared dead is followed by a new one.
+
+        One that ended soon after it began is followed more slowly each time, so that a lasting fault does not spin.
+        """
+        backoff = Backoff(self._randomness)
         while True:
+            began = self._clock.monotonic()
             await self.session.ended()
+            if self._clock.monotonic() - began > self.settings.lease:
+                backoff = Backoff(self._randomness)
             failure = self.session.failure
             await self.session.stop(leave=False)
             if failure is not None:
                 raise failure
             if self._draining:
                 return
-            log.warning("declared dead by a peer; going on as a new runner")
+            log.warning("this runner id may do nothing more; going on as a new runner")
+            await backoff.wait()
             self._session = await self._begin_session_anew()
 
     async def _begin_session_anew(self) -> Session:
