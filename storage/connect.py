@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -32,7 +32,7 @@ class DatabaseSettings:
     take (R10). lock_timeout: seconds a sender may wait for a row. application_name: shown by the server.
     """
 
-    url: str
+    url: str = field(repr=False)
     schema: str | None = None
     pool: int = 10
     deadline: float = 5.0

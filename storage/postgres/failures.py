@@ -29,11 +29,17 @@ OUTAGES = ("53", "57", "58", "25", "XX")
 
 
 def is_loss(error: BaseException) -> bool:
-    """True if the connection went away, or its session with it, so that a write may or may not be committed."""
+    """True if the connection went away, or its session with it, so that a write may or may not be committed.
+
+    Only a server's ERROR, and a value the driver refused to encode, say for certain that nothing was written.
+    """
     if isinstance(error, asyncpg.PostgresError):
-        fatal = getattr(error, "severity_en", None) in ("FATAL", "PANIC")
-        return fatal or (error.sqlstate or "08").startswith(("08", "57P"))
-    return isinstance(error, (asyncpg.InterfaceError, OSError, asyncio.TimeoutError, EOFError))
+        severity = getattr(error, "severity_en", None)
+        unsent = severity is None and isinstance(error, asyncpg.DataError)
+        ended = (error.sqlstate or "").startswith("57P")
+        return ended or (severity != "ERROR" and not unsent)
+    driver = (asyncpg.InterfaceError, asyncpg.InternalClientError)
+    return isinstance(error, (*driver, OSError, TimeoutError, EOFError))
 
 
 def translate(error: BaseException, *, what: str, writes: bool, where: str) -> BaseException:

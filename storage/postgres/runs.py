@@ -197,7 +197,7 @@ class PostgresRunStore(RunStore):
         head = rows[0]
         if not head["alive"]:
             raise _declared_dead(request.runner_id)
-        runs = [columns.claimed_run(row) for row in rows if row["run_id"] is not None]
+        runs = tuple(columns.claimed_run(row) for row in rows if row["run_id"] is not None)
         return Claims(runs=runs, db_now=head["db_now"], more=head["more"] and bool(runs))
 
     async def read_mailboxes(self, run_ids: Sequence[str]) -> Mapping[str, Mailbox]:
