@@ -129,9 +129,24 @@ class _KeeperThread(ABC):
                 runner.run(self._main(booted))
             except BaseException as error:
                 if booted.done():
-                    log.exception("the keeper has ended unexpectedly; the lease will run out")
+                    self._ended_unexpectedly(error)
                 else:
                     booted.set_exception(error)
+
+    def _ended_unexpectedly(self, error: BaseException) -> None:
+        """Nobody keeps the lease any more: say so at once, as if declared dead, rather than let trust run out."""
+        log.error("the keeper has ended unexpectedly; the lease will run out", exc_info=error)
+        if self._state is None:
+            return
+        self._state = replace(
+            self._state,
+            alive=False,
+            ready=False,
+            trusted_until=float("-inf"),
+            reason=f"the keeper has ended unexpectedly: {error!r}",
+        )
+        with contextlib.suppress(Exception):
+            self._on_state(self._state)
 
     async def _main(self, booted: concurrent.futures.Future[None]) -> None:
         watching: asyncio.Task[None] | None = None

@@ -87,11 +87,11 @@ def _house(homeless: Sequence[int], room: dict[int, int]) -> dict[int, int]:
     pairs.sort(reverse=True)
     housed: dict[int, int] = {}
     for _, shard, runner in pairs:
-        if room[runner] and shard not in housed:
+        if shard not in housed and room[runner]:
             housed[shard] = runner
             room[runner] -= 1
     return housed
 
 
 def _score(shard: int, runner: int) -> Score:
-    return xxh3_64_intdigest(b"%d %d" % (shard, runner))
+    return xxh3_64_intdigest(shard.to_bytes(4, "little"), runner)

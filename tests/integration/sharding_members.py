@@ -144,15 +144,18 @@ class Cluster:
             await member.kill()
         await self.observer.close()
 
-    def member(self, number: int, **options: object) -> Member:
-        """A new member, not started yet, with a database object of its own, as a process has."""
-        database = connect(self.settings, clock=self.clock)
+    def member(self, number: int, *, url: str | None = None, **options: object) -> Member:
+        """A new member, not started yet, with a database object of its own, as a process has.
+
+        url: of the same database by another way."""
+        settings = self.settings if url is None else DatabaseSettings(url)
+        database = connect(settings, clock=self.clock)
         member = Member(number, database, clock=self.clock, crowd=self.members, **options)  # type: ignore[arg-type]
         self.everyone.append(member)
         return member
 
-    async def join(self, *numbers: int, **options: object) -> list[Member]:
-        return [await self.member(number, **options).start() for number in numbers]
+    async def join(self, *numbers: int, url: str | None = None, **options: object) -> list[Member]:
+        return [await self.member(number, url=url, **options).start() for number in numbers]
 
     async def topology(self) -> Topology:
         return await self.observer.read_topology()

@@ -7,10 +7,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from perdure.sharding.keeper import FixedKeeper
+from perdure.sharding.keeper import FixedKeeper, Keeper
 from perdure.sharding.ownership import Ownership
 from perdure.sharding.runner_port import RunnerPort
 from perdure.sharding.slots import shard_ranges
+from perdure.sharding.state import KeeperState
 from perdure.storage.clock import SystemClock
 from perdure.storage.errors import InUseError, UnknownOutcome
 from perdure.storage.interface import ClusterStore, RunnerIdentity
@@ -221,6 +222,26 @@ async def test_takes_and_releases_of_unknown_outcome_are_settled_by_the_next_loo
         (two,) = await c.join(2)
         await c.even(one, two)
         assert not losing
+
+
+@pytest.mark.req("CL3")
+async def test_a_keeper_that_ends_by_a_fault_of_its_own_says_so(migrated_sqlite_url):
+    """Here the fault is in what it was given: the runner must not go on believing in its lease."""
+    async with cluster(migrated_sqlite_url, shards=4) as c:
+        states: list[KeeperState] = []
+
+        def on_state(state: KeeperState) -> None:
+            states.append(state)
+            if len(states) > 4 and state.alive:
+                raise ValueError("cannot take this state")
+
+        identity = RunnerIdentity(1, "pod-1", "10.0.0.1:34000", [], {})
+        keeper = Keeper(c.database.cluster, identity, LEASES, c.clock, on_state)
+        await asyncio.to_thread(keeper.start)
+        await until(lambda: not states[-1].alive, what="it says that it has ended")
+        assert "cannot take this state" in str(keeper.unready())
+        assert not keeper.state.trusted(c.clock.monotonic())
+        await asyncio.to_thread(keeper.stop)
 
 
 @pytest.mark.req("CL3", "CL11")

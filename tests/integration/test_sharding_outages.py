@@ -14,6 +14,7 @@ import pytest
 
 from perdure.storage.clock import SystemClock
 from tests.harness.postgres import PrivatePostgres
+from tests.harness.proxy import PostgresProxy
 from tests.harness.waiting import until
 from tests.integration.sharding_members import LEASES, Cluster, Member, cluster
 
@@ -99,6 +100,7 @@ async def test_who_does_not_come_back_from_an_outage_is_declared_dead_after_it(
         assert {row.runner_id for row in (await c.topology()).runners if row.dead} == {3}
 
 
+@pytest.mark.slow
 @pytest.mark.req("CL11")
 async def test_cut_connections_rob_nobody(postgres: PrivatePostgres, migrated_postgres_url: str):
     name = migrated_postgres_url.rpartition("/")[2]
@@ -115,6 +117,62 @@ async def test_cut_connections_rob_nobody(postgres: PrivatePostgres, migrated_po
             await renewed(c, *members, times=1)
         await renewed(c, *members, times=4)
         await nobody_robbed(c, before)
+
+
+FAULTS = [
+    ("renew", "hang", "answer"),
+    ("take_shards", "cut", "after_commit"),
+    ("release_shards", "cut", "after_commit"),
+]
+MORE_FAULTS = [
+    ("renew", "hang", "before"),
+    ("renew", "cut", "before"),
+    ("renew", "cut", "after_commit"),
+    ("topology", "hang", "answer"),
+    ("topology", "cut", "before"),
+    ("topology", "cut", "after_commit"),
+    ("take_shards", "cut", "before"),
+    ("release_shards", "cut", "before"),
+    ("declare_dead", "cut", "before"),
+    ("declare_dead", "cut", "after_commit"),
+]
+
+
+@pytest.mark.req("CL11")
+@pytest.mark.parametrize(
+    ("statement", "fault", "where"),
+    [*FAULTS, *(pytest.param(*fault, marks=pytest.mark.slow) for fault in MORE_FAULTS)],
+)
+async def test_a_connection_lost_at_any_statement_costs_a_moment_and_no_shard(
+    postgres: PrivatePostgres,
+    migrated_postgres_url: str,
+    statement: str,
+    fault: str,
+    where: str,
+):
+    """Two members behind the fault, others who never see it: those behind it release, take, renew, look, judge."""
+    name = migrated_postgres_url.rpartition("/")[2]
+    async with (
+        PostgresProxy(postgres.port) as proxy,
+        cluster(migrated_postgres_url, shards=16) as c,
+    ):
+        behind = proxy.url(name)
+        one, two = await c.join(1, 2, url=behind)
+        (three,) = await c.join(3)
+        await c.even(one, two, three)
+        rule = getattr(proxy, fault)(name=statement, where=where)
+        (gone,) = await c.join(4)
+        await c.even(one, two, three, gone)
+        await gone.kill()
+        await three.kill()
+        await c.even(one, two)
+        await asyncio.wait_for(rule.happened.wait(), 5.0)
+        before = await c.owners()
+        await renewed(c, one, two, times=5)
+        assert await c.owners() == before
+        assert {row.runner_id for row in (await c.topology()).runners if row.dead} == {3, 4}
+        assert one.keeper.unready() is None
+        assert two.keeper.unready() is None
 
 
 async def reopened(c: Cluster) -> None:
@@ -153,6 +211,7 @@ async def test_a_jump_of_the_databases_clock_robs_nobody(migrated_sqlite_url: st
         await nobody_robbed(c, before)
 
 
+@pytest.mark.slow
 @pytest.mark.req("CL3")
 async def test_a_pod_whose_own_clock_is_wrong_robs_nobody_and_is_not_robbed(
     postgres: PrivatePostgres, migrated_postgres_url: str
@@ -227,6 +286,7 @@ async def test_a_process_that_stood_still_for_too_long_sees_that_it_is_dead_and_
         assert await c.owners() == owners
 
 
+@pytest.mark.slow
 @pytest.mark.req("CL3")
 async def test_a_short_stop_of_a_process_costs_it_nothing(migrated_url: str):
     """Shorter than the lease: it renews and goes on."""

@@ -124,11 +124,11 @@ def test_an_unknown_version_is_refused():
 
 
 def test_placing_256_shards_on_50_runners_is_quick():
-    """20 ms at most, from nothing; the best of a few tries, for the machine is shared."""
+    """20 ms of CPU at most, from nothing; the best of a few tries, for the machine is shared."""
     runners = [random.Random(5).getrandbits(63) + number for number in range(50)]
     took = []
     for _ in range(7):
-        start = time.perf_counter()
+        start = time.thread_time()
         place(range(256), runners)
-        took.append(time.perf_counter() - start)
+        took.append(time.thread_time() - start)
     assert min(took) <= 0.020
