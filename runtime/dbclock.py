@@ -1,39 +1,46 @@
 """The database's time between two reads of it.
 
-A body's instants and a runner's timers follow the database's clock, never this machine's wall clock (R2): each answer
-that carries the database's time corrects the offset to the monotonic clock.
+A body's instants and a runner's timers follow the database's clock, never this machine's wall clock (R2). Each answer
+that carries the database's time was made between its question and its arrival, so it bounds the offset to the
+monotonic clock from both sides; the bounds of many answers together are narrow.
 """
 
 from __future__ import annotations
 
 from perdure.storage.clock import Clock, to_instant
 
-JUMP = 0.5
-"""Seconds of difference that are taken for a jump of the database's clock, not for latency."""
 DRIFT = 1e-4
-"""Seconds per second by which this machine's clock may run fast against the database's."""
+"""Seconds per second by which the two clocks may run apart: bounds widen by that as they age."""
 
 
 class DatabaseClock:
-    """Estimates the database's now; late by at most the latency of the best answer so far, never early."""
+    """Estimates the database's now: never early, late by at most the latency of the quickest answer lately."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._offset: float | None = None
+        self._least: float | None = None
+        self._most = 0.0
         self._observed_at = 0.0
 
-    def observe(self, db_now: float) -> None:
-        """The database said ``db_now`` in an answer that has just arrived."""
-        monotonic = self._clock.monotonic()
-        offset = db_now - monotonic
-        if self._offset is not None and abs(offset - self._offset) < JUMP:
-            aged = self._offset - DRIFT * (monotonic - self._observed_at)
-            offset = max(offset, aged)
-        self._offset = offset
-        self._observed_at = monotonic
+    def mark(self) -> float:
+        """Now, on the monotonic clock: take it before asking the database, give it to `observe`."""
+        return self._clock.monotonic()
+
+    def observe(self, db_now: float, asked: float) -> None:
+        """An answer to a question asked at `mark` time ``asked`` has arrived and says ``db_now``."""
+        arrived = self._clock.monotonic()
+        least, most = db_now - arrived, db_now - asked
+        if self._least is not None:
+            widened = DRIFT * (arrived - self._observed_at)
+            known_least, known_most = self._least - widened, self._most + widened
+            if least <= known_most and most >= known_least:
+                least, most = max(least, known_least), min(most, known_most)
+            # Else the bounds exclude each other: the database's clock has jumped, the new answer counts alone.
+        self._least, self._most = least, most
+        self._observed_at = arrived
 
     def now(self) -> float:
         """Unix seconds, whole microseconds; wall time until the database was first heard."""
-        if self._offset is None:
+        if self._least is None:
             return self._clock.now()
-        return to_instant(self._clock.monotonic() + self._offset)
+        return to_instant(self._clock.monotonic() + self._least)

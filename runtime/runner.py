@@ -244,7 +244,7 @@ class Session:
         self._randomness = randomness
         self.runner_id = randomness.bits63()
         self.replica_id = ""
-        self.now = DatabaseClock(clock)
+        self.database_clock = DatabaseClock(clock)
         self._loop = asyncio.get_running_loop()
         self._port = self._runner_port() if port else None
         self._keeper: Keeper | FixedKeeper | None = None
@@ -273,8 +273,7 @@ class Session:
             randomness=randomness,
             bus=bus,
             holds=lambda: self.ownership.holds,
-            now=self.now.now,
-            observe=self.now.observe,
+            clock=self.database_clock,
             may_write=self._may_write,
             declared_dead=self._declared_dead,
         )
@@ -347,7 +346,8 @@ class Session:
 
     def _adopt(self, state: KeeperState) -> None:
         self._state = state
-        self.now.observe(state.db_offset + self._clock.monotonic())
+        if state.topology is not None:
+            self.database_clock.observe(state.topology.db_now, state.looked_at)
         self.ownership.update(state)
         self._state_changed.set()
         if not state.alive or state.failure is not None:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 import structlog
 
+from perdure.runtime.dbclock import DatabaseClock
 from perdure.runtime.engine.due import DueTimes
 from perdure.runtime.engine.pacing import Backoff
 from perdure.runtime.engine.slots import Slots
@@ -43,8 +44,8 @@ class Claimer:
 
     holds: the shards held now (shard_id → hold), vacating ones left out.
     in_memory: claim ids being executed. taken: gets each claimed run, on the loop.
-    now: database time. scan: seconds between safety scans, ± 20 %. unknown_ends: seconds after which a statement cut
-    off in flight has certainly ended (the storage deadline).
+    scan: seconds between safety scans, ± 20 %. unknown_ends: seconds after which a statement cut off in flight has
+    certainly ended (the storage deadline).
     """
 
     def __init__(
@@ -59,8 +60,7 @@ class Claimer:
         in_memory: Callable[[], Sequence[int]],
         taken: Callable[[Sequence[ClaimedRun]], None],
         slots: Slots,
-        now: Callable[[], float],
-        observe: Callable[[float], None],
+        clock: DatabaseClock,
         may_write: Callable[[], Awaitable[None]],
         declared_dead: Callable[[], None],
         scan: float,
@@ -75,8 +75,8 @@ class Claimer:
         self._in_memory = in_memory
         self._taken = taken
         self._slots = slots
-        self._now = now
-        self._observe = observe
+        self._clock = clock
+        self._now = clock.now
         self._may_write = may_write
         self._declared_dead = declared_dead
         self._scan = scan
@@ -209,6 +209,7 @@ class Claimer:
             self._resting.set()
 
     async def _ask(self, request: ClaimRequest, asked: Sequence[int]) -> None:
+        sent = self._clock.mark()
         try:
             claims = await self._store.claim_runs(request)
         except UnknownOutcome as error:
@@ -224,10 +225,10 @@ class Claimer:
         except RunnerDeclaredDead:
             self._declared_dead()
         else:
+            self._clock.observe(claims.db_now, sent)
             self._received(claims, asked, request)
 
     def _received(self, claims: Claims, asked: Sequence[int], request: ClaimRequest) -> None:
-        self._observe(claims.db_now)
         for run in claims.runs:
             self.due.forget(run.run_id)
         self._taken(claims.runs)

@@ -16,6 +16,7 @@ from perdure.runtime.authoring.context import Context, RunFacts
 from perdure.runtime.authoring.errors import WorkflowCrashLooped
 from perdure.runtime.authoring.registry import Registry
 from perdure.runtime.body import Body
+from perdure.runtime.dbclock import DatabaseClock
 from perdure.runtime.engine.activation import Activation, Departure, Surroundings
 from perdure.runtime.engine.claiming import Claimer
 from perdure.runtime.engine.committer import Committer
@@ -60,7 +61,7 @@ class EngineConfig:
 class Engine:
     """Executes the runs of the shards this runner holds.
 
-    holds: shards held now. now: database time. may_write: returns while the lease is trusted.
+    holds: shards held now. clock: database time. may_write: returns while the lease is trusted.
     declared_dead: called when a write learns that this runner was declared dead.
     """
 
@@ -74,8 +75,7 @@ class Engine:
         randomness: Randomness,
         bus: HintBus,
         holds: Callable[[], Mapping[int, ShardHold]],
-        now: Callable[[], float],
-        observe: Callable[[float], None],
+        clock: DatabaseClock,
         may_write: Callable[[], Awaitable[None]],
         declared_dead: Callable[[], None],
     ) -> None:
@@ -85,7 +85,7 @@ class Engine:
         self._randomness = randomness
         self._bus = bus
         self._holds = holds
-        self._now = now
+        self._now = now = clock.now
         self._runs: dict[str, Activation] = {}
         self._by_shard: dict[int, dict[str, Activation]] = {}
         self._vacating: dict[int, asyncio.Event] = {}
@@ -104,8 +104,7 @@ class Engine:
             in_memory=lambda: [a.run.claim_id for a in self._runs.values()],
             taken=self._taken,
             slots=self._slots,
-            now=now,
-            observe=observe,
+            clock=clock,
             may_write=may_write,
             declared_dead=declared_dead,
             scan=config.scan,
