@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import httpx
 import typer
+from rich.markup import escape
 
 from perdure.runtime.cli.options import Db, Format, Schema, check_format, client_settings
-from perdure.runtime.cli.output import console, messages, plain, print_json, say, span, table
+from perdure.runtime.cli.output import (
+    CommandFailed,
+    console,
+    messages,
+    plain,
+    print_json,
+    span,
+    table,
+)
 from perdure.runtime.client import Client
 from perdure.runtime.logs import NONE_YET
 from perdure.runtime.views import ClusterStatus, RunnerView
@@ -24,6 +34,61 @@ REMEMBERED = 600.0
 commands = typer.Typer(help="Look at the cluster.", no_args_is_help=True)
 
 Live = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A runner as the database knows it, and what it says of itself (None: no answer in time)."""
+
+    runner: RunnerView
+    live: Live | None
+
+    @property
+    def state(self) -> str:
+        """live; draining; silent (believed alive, it does not answer); dead."""
+        if self.live is not None:
+            return "draining" if self.runner.draining else "live"
+        # Without a lease only its answer tells; one that left cleanly has given its shards back.
+        believed = self.runner.shards > 0 if self.leaseless else self.runner.alive
+        return "silent" if believed else "dead"
+
+    @property
+    def leaseless(self) -> bool:
+        """Runner storage memory: the file's lock stands in for a lease."""
+        return self.runner.info.get("lease") == "none"
+
+    @property
+    def lease_age(self) -> float | None:
+        """Seconds since the last renewal, by the database's clock; None where there is no lease."""
+        try:
+            lease = float(self.runner.info["lease"])
+        except (KeyError, ValueError):
+            return None
+        return max(0.0, lease - self.runner.lease_left)
+
+    @property
+    def localhost(self) -> bool:
+        return self.runner.info.get("localhost") == "yes"
+
+    @property
+    def running(self) -> object:
+        """Runs it has in memory, as it says itself; None if it does not answer."""
+        return None if self.live is None else self.live.get("runs_in_memory")
+
+    @property
+    def listed(self) -> bool:
+        """Worth a line: not a runner that died long ago."""
+        return (
+            self.state != "dead" or self.runner.shards > 0 or self.runner.lease_left > -REMEMBERED
+        )
+
+    def named(self, process: str | None) -> bool:
+        """It is the one asked for; None asks for all."""
+        return process is None or process in (
+            self.runner.replica_id,
+            self.runner.address,
+            self.runner.info.get("app"),
+        )
 
 
 @commands.callback()
@@ -47,122 +112,108 @@ def status(
     as_json = check_format(format)
     settings = client_settings(db, schema)
 
-    async def read() -> tuple[ClusterStatus, list[tuple[RunnerView, Live | None]]]:
+    async def read() -> tuple[ClusterStatus, list[Instance]]:
         async with Client(settings) as client:
             found = await client.cluster()
-        wanted = [each for each in found.runners if listed(each) and is_wanted(each, process)]
-        answers = await ask_runners([each for each in wanted if each.alive])
-        return found, [(each, answers.get(each.runner_id)) for each in wanted]
+        return found, await ask_runners(found.runners)
 
     with messages().status("asking the cluster"):
-        found, runners = asyncio.run(read())
+        found, instances = asyncio.run(read())
+    shown = [each for each in instances if each.listed and each.named(process)]
+    if process is not None and not shown:
+        raise CommandFailed(
+            f"no runner is named {process!r}; there are: "
+            + (", ".join(each.runner.replica_id for each in instances if each.listed) or "none")
+        )
     if as_json:
-        print_json(status_json(found, runners))
+        print_json(status_json(found, instances, shown))
     else:
-        print_status(found, runners)
+        print_status(found, instances, shown)
 
 
-def listed(runner: RunnerView) -> bool:
-    return runner.alive or runner.shards > 0 or runner.lease_left > -REMEMBERED
-
-
-def is_wanted(runner: RunnerView, process: str | None) -> bool:
-    return process is None or process in (
-        runner.replica_id,
-        runner.address,
-        runner.info.get("app"),
-        runner.info.get("app_name"),
-    )
-
-
-async def ask_runners(runners: Sequence[RunnerView]) -> dict[int, Live]:
-    """runner_id → what its ``/status`` says; those that do not answer in time, or are another one now, are missing."""
+async def ask_runners(runners: Sequence[RunnerView]) -> list[Instance]:
+    """Ask all that are worth a line for their ``/status``, at once."""
     async with httpx.AsyncClient(timeout=ANSWER_WITHIN, trust_env=False) as http:
-        answers = await asyncio.gather(*(_ask(http, runner) for runner in runners))
-    return {
-        runner.runner_id: live
-        for runner, live in zip(runners, answers, strict=True)
-        if live is not None
-    }
+        return list(await asyncio.gather(*(_ask(http, runner) for runner in runners)))
 
 
-async def _ask(http: httpx.AsyncClient, runner: RunnerView) -> Live | None:
+async def _ask(http: httpx.AsyncClient, runner: RunnerView) -> Instance:
+    if not Instance(runner, None).listed:
+        return Instance(runner, None)
     try:
         async with asyncio.timeout(ANSWER_WITHIN):
             answer = await http.get(f"http://{runner.address}/status")
             live = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, ValueError):
-        return None
-    # The port may belong to a successor by now; ids are compared as text since JSON readers round big numbers.
-    if not isinstance(live, dict) or str(live.get("runner_id")) != str(runner.runner_id):
-        return None
-    return live
-
-
-def state_of(runner: RunnerView, live: Live | None) -> str:
-    """One word: live, draining, silent (its lease runs, it does not answer), expired, dead."""
-    if not runner.alive:
-        return "dead"
-    if runner.lease_left < 0:
-        return "expired"
-    if runner.draining:
-        return "draining"
-    return "live" if live is not None else "silent"
+        return Instance(runner, None)
+    # The port may belong to a successor by now.
+    same = isinstance(live, dict) and str(live.get("runner_id")) == str(runner.runner_id)
+    return Instance(runner, live if same else None)
 
 
 def status_json(
-    found: ClusterStatus, runners: Sequence[tuple[RunnerView, Live | None]]
+    found: ClusterStatus, instances: Sequence[Instance], shown: Sequence[Instance]
 ) -> dict[str, Any]:
     """Everything the table shows, as plain values; ids as texts, since they are 63 bits wide."""
     return {
         "runners": [
             {
-                **plain(runner),
-                "runner_id": str(runner.runner_id),
-                "state": state_of(runner, live),
-                "lease_age": lease_age(runner),
-                "localhost": runner.info.get("localhost") == "yes",
-                "running": None if live is None else live.get("runs_in_memory"),
+                **plain(each.runner),
+                "runner_id": str(each.runner.runner_id),
+                "state": each.state,
+                "lease_age": each.lease_age,
+                "localhost": each.localhost,
+                "running": each.running,
             }
-            for runner, live in runners
+            for each in shown
         ],
         "shard_count": found.shard_count,
         "shards_unowned": found.shards_unowned,
         "lock_mode": found.lock_mode,
         "runs": dict(found.runs),
-        "active_replicas": active(found),
+        "active_replicas": active(instances),
         "claims": claims(found),
         "at": found.db_now,
     }
 
 
-def print_status(found: ClusterStatus, runners: Sequence[tuple[RunnerView, Live | None]]) -> None:
+def print_status(
+    found: ClusterStatus, instances: Sequence[Instance], shown: Sequence[Instance]
+) -> None:
     out = console()
     headings = (
         "replica", "state", "address", "dialect", "tier", "shard lock", "CDC", "cron", "shards", "lease age", "running",
     )  # fmt: skip
-    out.print(table(headings, [_row(runner, live) for runner, live in runners]))
-    reasons = {info: None for runner, _ in runners if (info := _lock_reason(runner.info))}
-    for reason in reasons:
-        say(f"shard lock {reason}")
-    if any(runner.info.get("localhost") == "yes" for runner, _ in runners if runner.alive):
-        say(
-            "(localhost): other machines cannot reach this address; set PERDURE_RUNNER_HOST or POD_IP there"
-        )
-    out.print(footer(found), soft_wrap=True)
+    out.print(table(headings, [_row(each) for each in shown]))
+    for reason in dict.fromkeys(_lock_reason(each.runner.info) for each in shown):
+        if reason:
+            out.print(escape(reason), soft_wrap=True)
+    if any(each.localhost and each.state != "dead" for each in shown):
+        out.print(LOCALHOST, soft_wrap=True)
+    out.print(escape(footer(found, instances)), soft_wrap=True)
 
 
-def footer(found: ClusterStatus) -> str:
+LOCALHOST = (
+    "(localhost): other machines cannot reach this address; set PERDURE_RUNNER_HOST or POD_IP there"
+)
+
+
+def footer(found: ClusterStatus, instances: Sequence[Instance]) -> str:
     """The sums of the whole cluster on one line."""
     flight = ", ".join(f"{number} {word}" for word, number in sorted(found.runs.items())) or "none"
     return (
-        f"active replicas {active(found)} · claims {claims(found)} · workflow runs in flight: {flight} · "
+        f"active replicas {active(instances)} · claims {claims(found)} · workflow runs in flight: {flight} · "
         f"schedule runs: {NONE_YET} · shards {found.shard_count}, {found.shards_unowned} unowned"
     )
 
 
-def active(found: ClusterStatus) -> int:
-    return sum(1 for runner in found.runners if runner.alive and runner.lease_left >= 0)
+def active(instances: Sequence[Instance]) -> int:
+    """Runners that the database believes in, and those without a lease that answer."""
+    return sum(
+        1
+        for each in instances
+        if (each.live is not None if each.leaseless else each.state != "dead")
+    )
 
 
 def claims(found: ClusterStatus) -> int:
@@ -170,31 +221,21 @@ def claims(found: ClusterStatus) -> int:
     return found.runs.get("running", 0)
 
 
-def _row(runner: RunnerView, live: Live | None) -> Sequence[object]:
-    info = runner.info
-    flag = " (localhost)" if info.get("localhost") == "yes" else ""
+def _row(each: Instance) -> Sequence[object]:
+    runner, info = each.runner, each.runner.info
     return (
         runner.replica_id,
-        state_of(runner, live),
-        f"{runner.address}{flag}",
+        each.state,
+        f"{runner.address}{' (localhost)' if each.localhost else ''}",
         info.get("dialect"),
         info.get("tier"),
         info.get("shard_lock"),
         _brief(info.get("cdc")),
         _brief(info.get("cron")),
         runner.shards,
-        span(lease_age(runner)),
-        "?" if live is None else live.get("runs_in_memory"),
+        span(each.lease_age) or "no lease",
+        "?" if each.running is None else each.running,
     )
-
-
-def lease_age(runner: RunnerView) -> float | None:
-    """Seconds since the last renewal, by the database's clock; None where there is no lease."""
-    try:
-        lease = float(runner.info["lease"])
-    except (KeyError, ValueError):
-        return None
-    return max(0.0, lease - runner.lease_left)
 
 
 def _brief(text: str | None) -> str | None:
@@ -202,4 +243,6 @@ def _brief(text: str | None) -> str | None:
 
 
 def _lock_reason(info: Mapping[str, str]) -> str:
-    return f"{info['shard_lock']}: {info.get('shard_lock_why')}" if "shard_lock" in info else ""
+    if "shard_lock" not in info:
+        return ""
+    return f"shard lock {info['shard_lock']}: {info.get('shard_lock_why')}"

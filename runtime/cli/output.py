@@ -65,7 +65,14 @@ def table(
     headings: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None
 ) -> Table:
     """A table whose cells are plain text; None is an empty cell."""
-    made = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
+    made = Table(
+        title=title,
+        title_justify="left",
+        header_style="bold",
+        show_header=any(headings),
+        box=None,
+        pad_edge=False,
+    )
     for heading in headings:
         made.add_column(heading, overflow="fold")
     for row in rows:

@@ -167,7 +167,7 @@ def _serve(settings: Settings, *, migrate: bool) -> None:
     if settings.discover is not None:
         discover(settings.discover, app.registry)
     if migrate:
-        migrate_now(settings)
+        migrate_now(settings, quiet=True)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
         loop.run(run_pod(app, settings))
         _exit_soon()

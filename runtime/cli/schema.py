@@ -14,12 +14,12 @@ def migrate(db: Db = None, schema: Schema = None) -> None:
     migrate_now(client_settings(db, schema))
 
 
-def migrate_now(settings: Settings) -> None:
-    """Migrate and say what was done."""
+def migrate_now(settings: Settings, *, quiet: bool = False) -> None:
+    """Migrate and say what was done; ``quiet``: nothing if nothing was."""
     url = settings.require_db()
     with messages().status(f"migrating {redact(url)}"):
         before, after = migrate_database(settings.database("perdure migrate"))
-    if before == after:
+    if before == after and not quiet:
         say(f"{redact(url)}: schema version {after}, nothing to do")
-    else:
+    elif before != after:
         say(f"{redact(url)}: schema version {before or 'none'} -> {after}")

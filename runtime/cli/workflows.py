@@ -32,7 +32,8 @@ from perdure.runtime.discovery import discover, load_app
 from perdure.runtime.errors import RunNotFound
 from perdure.runtime.settings import Settings
 from perdure.runtime.views import RunInfo, StepView
-from perdure.storage.model import RunEvent, RunStatus
+from perdure.storage.clock import from_micros
+from perdure.storage.model import EntryKind, RunEvent, RunStatus
 
 T = TypeVar("T")
 
@@ -421,7 +422,7 @@ def _print_run(info: RunInfo, journal: Sequence[StepView], events: Sequence[RunE
                 step.attempt,
                 instant(step.at),
                 span(step.at - step.started_at) if step.started_at else "",
-                short(step.error or step.output),
+                short(step.error or _outcome(step)),
             )
             for step in journal
         ]
@@ -429,6 +430,12 @@ def _print_run(info: RunInfo, journal: Sequence[StepView], events: Sequence[RunE
     if events:
         lines = [(instant(event.at), event.type, short(event.detail, 80)) for event in events]
         out.print(table(("at", "event", "detail"), lines, title="\ntimeline"))
+
+
+def _outcome(step: StepView) -> str | None:
+    if step.kind == EntryKind.TIMER and step.output is not None and step.output.isdigit():
+        return instant(from_micros(int(step.output)))
+    return step.output
 
 
 def _compact(value: object) -> str | None:
