@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping
-from types import FrameType, SimpleNamespace
+from types import FrameType, MethodType, SimpleNamespace
 from typing import Any, Never, NoReturn, get_type_hints
 
 from pydantic.errors import PydanticUserError
@@ -13,11 +14,25 @@ from perdure.runtime.authoring.codec import ValueCodec, codec_for
 from perdure.runtime.authoring.errors import DefinitionError
 
 
+def origin_of(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The function behind wrappers, partials and methods: the one that has the code and the annotations."""
+    while True:
+        if isinstance(fn, functools.partial):
+            fn = fn.func
+        elif isinstance(fn, MethodType):
+            fn = fn.__func__
+        elif hasattr(fn, "__wrapped__"):
+            fn = fn.__wrapped__
+        else:
+            return fn
+
+
 def place_of(fn: Callable[..., Any]) -> str:
     """``file:line`` of a function, for messages."""
-    code = getattr(fn, "__code__", None)
+    origin = origin_of(fn)
+    code = getattr(origin, "__code__", None)
     if code is None:
-        return f"module {getattr(fn, '__module__', '?')}"
+        return f"module {getattr(origin, '__module__', '?')}"
     return f"{code.co_filename}:{code.co_firstlineno}"
 
 
@@ -25,7 +40,8 @@ def local_names(fn: Callable[..., Any], frame: FrameType | None) -> Mapping[str,
     """The names around a function defined inside another, where its written annotations may have to be looked up."""
     if frame is None or frame.f_code.co_name == "<module>":
         return {}
-    if not any(isinstance(value, str) for value in getattr(fn, "__annotations__", {}).values()):
+    annotations = getattr(origin_of(fn), "__annotations__", {})
+    if not any(isinstance(value, str) for value in annotations.values()):
         return {}
     return dict(frame.f_locals)
 
@@ -47,6 +63,7 @@ def codec_of(
     """
     if name is None:
         return codec_for(type(None))
+    fn = origin_of(fn)
     annotation = getattr(fn, "__annotations__", {}).get(name, Any)
     where = f"{what} ({place_of(fn)}): the annotation of {name!r}"
     if annotation is None:

@@ -81,7 +81,12 @@ class StepDefinition(Generic[P, R]):
         self._configure(getattr(fn, "__name__", "") if name is None else name, retry, timeout)
         self.errors = check_error_types(errors, self._what)
         self.is_blocking = not inspect.iscoroutinefunction(fn)
-        self._signature = _Signature(inspect.signature(fn))
+        try:
+            self._signature = _Signature(inspect.signature(fn))
+        except ValueError as error:
+            raise DefinitionError(
+                f"{self._what}: {error}; wrap it in a function of your own"
+            ) from None
         self._local = local or {}
         self._result: ValueCodec | None = None
 
