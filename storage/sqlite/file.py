@@ -11,7 +11,6 @@ from perdure.storage.errors import ConfigurationError, SchemaError
 from perdure.storage.sqlite.failures import ADVICE, is_contention, primary_code
 
 OLDEST = (3, 38, 0)
-HEADER = b"SQLite format 3\0"
 OPENING = 5.0
 """Seconds that opening waits for a process which recovers or converts the file at the same moment."""
 LOCK_TRY = 0.02
@@ -52,12 +51,9 @@ def check_file(path: Path) -> None:
                 f"SQLite file {path}: {place} cannot be read and written by this user: change its permissions "
                 "(SQLite keeps two more files beside the database)"
             )
-    with path.open("rb") as file:
-        start = file.read(len(HEADER))
-    if start not in (b"", HEADER):
-        raise ConfigurationError(
-            f"SQLite file {path}: this is not a SQLite database: correct the database URL"
-        )
+    # Nobody may open() the file in this process: closing any descriptor of it drops the locks that SQLite's own
+    # connections hold (POSIX), and a last-one-out then deletes the log under other processes. Whether it is a
+    # database at all, SQLite says when it is opened.
 
 
 def open_file(path: Path, *, busy: float) -> sqlite3.Connection:
@@ -107,7 +103,7 @@ def _cannot_open(path: Path, error: sqlite3.Error) -> ConfigurationError:
     advice = ADVICE.get(-1 if code is None else code)
     if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
         advice = (
-            "this is no sound SQLite database: correct the database URL or restore it from a backup"
+            "this is not a SQLite database, or a damaged one: correct the database URL or restore a backup"
         )
     return ConfigurationError(f"SQLite file {path} cannot be opened: {advice or error} ({error})")
 
