@@ -103,7 +103,7 @@ def _cannot_open(path: Path, error: sqlite3.Error) -> ConfigurationError:
     advice = ADVICE.get(-1 if code is None else code)
     if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
         advice = (
-            "this is not a SQLite database, or a damaged one: correct the database URL or restore a backup"
+            "this is not a SQLite database, or a damaged one: correct the URL or restore it from a backup"
         )
     return ConfigurationError(f"SQLite file {path} cannot be opened: {advice or error} ({error})")
 
