@@ -2,7 +2,8 @@
 
 What is written must read back: every typed value is decoded once before it is taken. What not every engine can store
 (NUL, lone surrogates), what JSON does not have (NaN, infinities) and what would be lost in silence (masked secrets)
-is refused, naming the field. Values are taken as pydantic's lax mode takes them: "5" fits an int.
+is refused, naming the field. Values are taken as pydantic's lax mode takes them: "5" fits an int. Without a type a
+value has to be JSON's own. A part of type Any inside a model is written by what it holds and read back as JSON.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ DEPTH = 200
 """Levels of nesting in an untyped value."""
 
 _SCALARS: tuple[Any, ...] = (str, int, bool, float)
+_JSON_TYPES = frozenset((str, int, float, bool, type(None), list, dict))
 _CONTAINERS: tuple[Any, ...] = (dict, list, tuple, set, frozenset)
 _MASK = b"*****"
 _ADVICE = "annotate it with its type, or make it text, numbers, lists and dicts with text keys"
@@ -97,7 +99,13 @@ class ValueCodec:
             raise ValueFault(*faults_of(error)) from error
 
     def _check_encoded(self, value: Any, error: ValidationError) -> Any:
-        """Strict models take their fields' encoded forms from JSON only; a mapping may hold either."""
+        """Strict models take their fields' encoded forms from JSON only; a mapping may hold either.
+
+        What was refused has to be JSON's own: a UUID where text is asked for is a mistake, not an encoded form.
+        """
+        refused = (type(item["input"]) for item in error.errors(include_url=False))
+        if not _JSON_TYPES.issuperset(refused):
+            raise ValueFault(*faults_of(error)) from error
         try:
             return self._validate_json(to_json(value))
         except (ValidationError, PydanticSerializationError, ValueError, RecursionError):
@@ -131,7 +139,8 @@ class ValueCodec:
 
 
 @lru_cache(maxsize=1024)
-def _shared_codec(annotation: Any) -> ValueCodec:
+def _shared_codec(annotation: Any, written: str) -> ValueCodec:
+    """``written``: its repr. `A | B` and `B | A` are equal, but not to a value that fits both."""
     return ValueCodec(annotation)
 
 
@@ -141,7 +150,7 @@ def codec_for(annotation: Any) -> ValueCodec:
         hash(annotation)
     except TypeError:
         return ValueCodec(annotation)
-    return _shared_codec(annotation)
+    return _shared_codec(annotation, repr(annotation))
 
 
 def encode_message(value: Any, what: str, *, limit: int = DEFAULT_LIMIT) -> str:
@@ -249,7 +258,10 @@ def _is_json_shape(annotation: Any) -> bool:
     if annotation in (*_SCALARS, type(None), Ellipsis) or annotation in _CONTAINERS:
         return True
     origin = get_origin(annotation)
-    if origin in _CONTAINERS or origin in (Union, types.UnionType, Mapping, Sequence):
+    if origin in (dict, Mapping):
+        key, item = get_args(annotation)
+        return key in (str, Any) and _is_json_shape(item)
+    if origin in _CONTAINERS or origin in (Union, types.UnionType, Sequence):
         return all(_is_json_shape(part) for part in get_args(annotation))
     return False
 

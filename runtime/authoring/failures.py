@@ -11,6 +11,7 @@ import builtins
 import json
 import traceback
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from inspect import getattr_static
 from types import MemberDescriptorType, TracebackType
 from typing import Any
@@ -75,9 +76,12 @@ __all__ = [
 
 TRACEBACK_BYTES = 32 * 1024
 MESSAGE_BYTES = 16 * 1024
-DATA_BYTES = 16 * 1024
+DATA_BYTES = 32 * 1024
+"""Of the arguments and attributes of an error and its members, together."""
 GROUP_MEMBERS = 100
-GROUP_DEPTH = 5
+"""Of a group and the groups in it, together."""
+MEMBER_BYTES = 2 * 1024
+"""Of each member's message and traceback; the group's traceback shows them too."""
 _OWN_FRAMES = ("perdure.runtime.engine", "perdure.runtime.body", "perdure.runtime.authoring")
 
 # Raised inside a coroutine or future these would not arrive as what they are.
@@ -97,7 +101,12 @@ class RecordedTraceback(Exception):
 
 def encode_failure(error: BaseException) -> str:
     """An error as JSON text that every engine can store. Never raises, whatever the error is like."""
-    return _dumps(_recorded(error, GROUP_DEPTH))
+    try:
+        return _dumps(_recorded(error, _Room()))
+    except Exception as fault:
+        kind = type(error)
+        message = f"<not recorded: reading it raised {type(fault).__name__}>"
+        return _dumps({"type": kind.__qualname__, "module": kind.__module__, "message": message})
 
 
 def decode_failure(text: str, types: Collection[type[BaseException]] = ()) -> BaseException:
@@ -126,19 +135,29 @@ def check_error_types(types: object, what: str) -> tuple[type[Exception], ...]:
 
 
 # -- recording
-def _recorded(error: BaseException, depth: int) -> dict[str, Any]:
+@dataclass(slots=True)
+class _Room:
+    """How much more may be recorded: members, bytes of arguments and attributes, of one message and traceback."""
+
+    data: int = DATA_BYTES
+    members: int = GROUP_MEMBERS
+    message: int = MESSAGE_BYTES
+    traceback: int = TRACEBACK_BYTES
+
+
+def _recorded(error: BaseException, room: _Room) -> dict[str, Any]:
     kind = type(error)
     record: dict[str, Any] = {
         "type": kind.__qualname__,
         "module": kind.__module__,
-        "message": _cut(_message(error), MESSAGE_BYTES),
-        "traceback": _cut_middle(_traceback_text(error), TRACEBACK_BYTES),
+        "message": _cut(_message(error), room.message),
+        "traceback": _cut_middle(_traceback_text(error), room.traceback),
     }
     if isinstance(error, RecordedError):
         record |= {"type": error.name, "module": error.module}
-        record |= {"message": error.message, "attributes": _data(error.attributes)}
+        record |= {"message": error.message, "attributes": _data(error.attributes, room)}
         return record
-    args, attributes = _arguments(error), _data(_attributes(error))
+    args, attributes = _arguments(error, room), _data(_attributes(error), room)
     if args is not None:
         record["args"] = args
     if attributes:
@@ -148,11 +167,20 @@ def _recorded(error: BaseException, depth: int) -> dict[str, Any]:
         record["notes"] = notes
     if isinstance(error, BaseExceptionGroup):
         record.pop("args", None)
-        record["message"] = _cut(str(error.message), MESSAGE_BYTES)
-        record["exceptions"] = [
-            _recorded(member, depth - 1) for member in error.exceptions[:GROUP_MEMBERS] if depth > 0
-        ]
+        record["message"] = _cut(str(error.message), room.message)
+        room.message = room.traceback = MEMBER_BYTES
+        record["exceptions"] = _members(error, room)
     return record
+
+
+def _members(group: BaseExceptionGroup[BaseException], room: _Room) -> list[dict[str, Any]]:
+    members = []
+    for member in group.exceptions:
+        if room.members <= 0:
+            break
+        room.members -= 1
+        members.append(_recorded(member, room))
+    return members
 
 
 def _message(error: BaseException) -> str:
@@ -162,14 +190,14 @@ def _message(error: BaseException) -> str:
         return f"<no text: its __str__ raised {type(fault).__name__}>"
 
 
-def _arguments(error: BaseException) -> list[Any] | None:
+def _arguments(error: BaseException, room: _Room) -> list[Any] | None:
     """Its args if they are plain data; None: raised again, it will have its text as the only one."""
     try:
         # An OSError keeps its file names apart from its args.
         args = list(OSError.__reduce__(error)[1] if isinstance(error, OSError) else error.args)
     except Exception:
         return None
-    return args if _is_data(args) and len(_dumps(args)) <= DATA_BYTES else None
+    return args if _fits(args, room) else None
 
 
 def _attributes(error: BaseException) -> Iterator[tuple[str, Any]]:
@@ -184,19 +212,22 @@ def _attributes(error: BaseException) -> Iterator[tuple[str, Any]]:
                 yield name, getattr(error, name)
 
 
-def _data(attributes: Iterable[tuple[str, Any]] | dict[str, Any]) -> dict[str, Any]:
+def _data(attributes: Iterable[tuple[str, Any]] | dict[str, Any], room: _Room) -> dict[str, Any]:
     """Those attributes that are plain data, as long as there is room."""
-    kept: dict[str, Any] = {}
-    room = DATA_BYTES
     pairs = attributes.items() if isinstance(attributes, dict) else attributes
-    for name, value in pairs:
-        if name.startswith("__") or not _is_data(value):
-            continue
-        room -= len(_dumps({name: value}))
-        if room < 0:
-            break
-        kept[name] = value
-    return kept
+    return {
+        name: value for name, value in pairs if not name.startswith("__") and _fits(value, room)
+    }
+
+
+def _fits(value: Any, room: _Room) -> bool:
+    if not _is_data(value):
+        return False
+    size = len(_dumps(value))
+    if size > room.data:
+        return False
+    room.data -= size
+    return True
 
 
 def _is_data(value: Any) -> bool:

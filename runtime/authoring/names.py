@@ -28,7 +28,7 @@ def check_signal_name(name: object) -> str:
 
 def check_timer_name(name: object) -> str:
     """``name`` if it can stand on a timer's events. Raises InvalidName."""
-    return _check_name("timer name", name, KEY_MARKS)
+    return _check_name("timer name", name, "")
 
 
 def check_workflow_name(name: object) -> str:

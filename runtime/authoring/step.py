@@ -292,6 +292,9 @@ def step_of(fn: object) -> StepDefinition[Any, Any]:
     """The step that ``ctx.step`` was given: a definition, or a plain function taken as one with no options."""
     if isinstance(fn, StepDefinition):
         return fn
+    own = getattr(fn, _OWN, None)
+    if isinstance(own, StepDefinition) and own.fn is fn:  # a copied __dict__ may hold another's
+        return own
     if isinstance(fn, MethodType):
         return step_of(fn.__func__).bound_to(fn.__self__)
     if inspect.isawaitable(fn):
@@ -303,9 +306,6 @@ def step_of(fn: object) -> StepDefinition[Any, Any]:
         )
     if not callable(fn):
         raise DefinitionError(f"ctx.step was given {shown(fn)}, which is no function")
-    own = getattr(fn, _OWN, None)
-    if isinstance(own, StepDefinition) and own.fn is fn:  # a copied __dict__ may hold another's
-        return own
     # Called by ctx.step, which is called by the body: the names around the function are the body's.
     local = local_names(fn, caller_frame(2))
     made: StepDefinition[Any, Any] = StepDefinition(fn, local=local)

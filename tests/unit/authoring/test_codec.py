@@ -129,6 +129,9 @@ ROUND_TRIPS: list[tuple[Any, Any]] = [
     (set, {1, 2}),
     (dict[str, Any], {"a": [1]}),
     (dict[str, Any] | None, None),
+    (dict[int, Any], {1: {"a": None}}),
+    (list[tuple[UUID, Any]], [(UUID_1, [1])]),
+    (Any, 10**4000),
 ]
 
 
@@ -143,6 +146,25 @@ def test_a_value_comes_back_as_it_was(annotation, value):
     assert codec.encode(back) == data or isinstance(value, (set, frozenset, Order))
     assert b": " not in data.replace(b"\\", b"")
     json.loads(data, parse_constant=pytest.fail)
+
+
+def test_the_order_of_a_union_counts():
+    class Here(BaseModel):
+        a: int
+
+    class There(BaseModel):
+        a: int
+
+    for first, second in ((Here, There), (There, Here)):
+        assert type(codec_for(first | second).check({"a": 1})) is first
+
+
+@pytest.mark.parametrize("value", [UUID_1, NOON, Word, ADDRESS])
+def test_a_value_of_another_type_is_not_taken_for_its_encoded_form(value):
+    with pytest.raises(ValueFault):
+        codec_for(str).encode(value)
+    with pytest.raises(ValueFault):
+        codec_for(dict[str, str]).encode({"a": value})
 
 
 @pytest.mark.req("WF1")

@@ -227,10 +227,24 @@ def test_a_huge_group_is_cut():
     group = ExceptionGroup("many", [ValueError(str(n)) for n in range(1000)])
     text = encode_failure(raised(group))
     assert len(decode_failure(text).exceptions) == failures.GROUP_MEMBERS  # type: ignore[attr-defined]
+    wide = ExceptionGroup("wide", [ExceptionGroup("inner", [ValueError("x" * 9000)] * 50)] * 50)
+    assert len(encode_failure(raised(wide))) < 700_000
     nested: Exception = ValueError("innermost")
     for _ in range(50):
         nested = ExceptionGroup("outer", [nested])
     assert isinstance(back(nested), (ExceptionGroup, RecordedError))
+
+
+def test_an_error_that_cannot_even_be_looked_at_is_recorded():
+    class Hostile(Exception):
+        __slots__ = ("value",)
+
+        def __getattribute__(self, name: str) -> Any:
+            raise RuntimeError("no")
+
+    found = decode_failure(encode_failure(Hostile()))
+    assert isinstance(found, RecordedError)
+    assert found.name.endswith("Hostile")
 
 
 def test_a_cycle_of_causes_ends():
