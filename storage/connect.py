@@ -108,7 +108,7 @@ def redact(url: str) -> str:
     except (ArgumentError, ValueError):
         return "(unreadable URL)"
     if parsed.get_backend_name() == "sqlite":
-        return url.strip()
+        return url.strip().partition("?")[0]
     secret = [key for key in parsed.query if "pass" in key.lower()]
     return parsed.difference_update_query(secret).render_as_string(hide_password=True)
 

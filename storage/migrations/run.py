@@ -10,6 +10,7 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy.pool import NullPool
 
+from perdure.storage import schema
 from perdure.storage.errors import ConfigurationError
 
 
@@ -20,6 +21,8 @@ def migrate_over(connection: sa.Connection) -> tuple[int, int]:
     advisory lock, on SQLite one begun as IMMEDIATE. The caller commits.
     """
     before = schema_version(connection)
+    if before > schema.SCHEMA_VERSION:  # a newer release was here; what it made is left alone (R16)
+        return before, before
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent))
     config.attributes["connection"] = connection

@@ -4,6 +4,6 @@ select w.run_id, w.wake_seq, now() as db_now, m.message_id, m.wake_seq as given,
   from unnest($1::text[]) as i(run_id)
  cross join lateral (select run_id, wake_seq from perdure_wakes where run_id = i.run_id) w
   left join lateral (
-    select * from perdure_messages where run_id = i.run_id and consumed_seq is null
+    select * from perdure_messages where run_id = i.run_id and consumed_seq is null order by wake_seq
   ) m on true
  order by w.run_id, m.wake_seq;

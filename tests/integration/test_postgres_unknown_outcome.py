@@ -18,7 +18,7 @@ from perdure.storage.errors import (
     StorageError,
     UnknownOutcome,
 )
-from perdure.storage.model import Finish, Park, Reason, RunStatus, RunWrite, Verdict
+from perdure.storage.model import Entry, Finish, Park, Reason, RunStatus, RunWrite, Verdict
 from tests.contract.world import Runner, World, entry, write
 from tests.harness.postgres import PrivatePostgres
 from tests.harness.proxy import PostgresProxy
@@ -272,8 +272,8 @@ def write_after(first: RunWrite) -> RunWrite:
     return RunWrite(first.run_id, first.claim_id, first.revision + 1, [entry(2)])
 
 
-async def until_journal(world: World, run_id: str) -> list[object]:
-    async def found() -> list[object]:
+async def until_journal(world: World, run_id: str) -> list[Entry]:
+    async def found() -> list[Entry]:
         return list(await world.journal(run_id))
 
     return await until(found, what=f"a journal of {run_id}")
