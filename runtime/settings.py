@@ -217,7 +217,7 @@ def load_settings(
         _read_pyproject(find_pyproject(folder or here), faults),
         _read_environment(os.environ if environ is None else environ, faults),
         _Source(
-            {key: value for key, value in (flags or {}).items() if value is not None},
+            _read_flags(flags or {}, faults),
             lambda key: (
                 "the command line" if key == "app" else f"the flag --{key.replace('_', '-')}"
             ),
@@ -241,6 +241,12 @@ def find_pyproject(folder: Path) -> Path | None:
         if (place / "pyproject.toml").is_file():
             return place / "pyproject.toml"
     return None
+
+
+def _read_flags(flags: Mapping[str, Any], faults: list[str]) -> Mapping[str, Any]:
+    given = {key: value for key, value in flags.items() if value is not None}
+    faults.extend(_unknown(key, "the flags", sorted(RULES)) for key in given.keys() - RULES.keys())
+    return {key: value for key, value in given.items() if key in RULES}
 
 
 def _read_pyproject(path: Path | None, faults: list[str]) -> _Source:

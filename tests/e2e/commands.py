@@ -133,7 +133,9 @@ class Commands:
             found = self.show(run_id)
             return found if found["status"] in statuses else None
 
-        return until_blocking(look, what=f"run {run_id} {statuses}", deadline=deadline, interval=0.1)
+        return until_blocking(
+            look, what=f"run {run_id} {statuses}", deadline=deadline, interval=0.1
+        )
 
 
 def pods(commands: Commands, folder: Path, **settings: str) -> Pods:
