@@ -95,6 +95,8 @@ class SqliteRunStore(RunStore):
     async def commit_writes(
         self, runner_id: int, batch_id: int, writes: Sequence[RunWrite]
     ) -> Mapping[str, Verdict]:
+        if not writes:
+            return {}
         return await self._database.writer.write(
             lambda tx: commits.commit_writes(tx, runner_id, batch_id, writes)
         )
@@ -102,6 +104,8 @@ class SqliteRunStore(RunStore):
     async def settle_writes(
         self, runner_id: int, batch_id: int, writes: Sequence[RunWrite]
     ) -> Mapping[str, Verdict]:
+        if not writes:
+            return {}
         # A write transaction on the connection that had the unknown one: it can only begin when that has ended.
         return await self._database.writer.write(
             lambda tx: commits.settle_writes(tx, batch_id, writes)

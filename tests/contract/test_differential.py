@@ -391,7 +391,7 @@ def test_the_engines_give_the_same_answers(pair: Pair) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_engines_give_the_same_answers_at_length(pair: Pair) -> None:
-    @settings(max_examples=1_500, deadline=None, suppress_health_check=QUIET, database=None)
+    @settings(max_examples=800, deadline=None, suppress_health_check=QUIET, database=None)
     @given(sequences)
     def compare(sequence: list[Operation]) -> None:
         pair.play(sequence)
