@@ -18,7 +18,7 @@ from operator import attrgetter
 from typing import Any, NoReturn, cast
 
 import xxhash
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretBytes, SecretStr
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
 
@@ -107,6 +107,8 @@ def _way_of(kind: Any) -> Callable[[Any], Any]:
         return dict
     if issubclass(kind, deque):
         return list
+    if issubclass(kind, (SecretStr, SecretBytes)):
+        return str  # asterisks
     if issubclass(kind, (type, Iterator)):
         return _refuse
     return _by_pydantic

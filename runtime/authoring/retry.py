@@ -7,12 +7,12 @@ from asyncio import CancelledError
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from perdure.runtime.authoring.durations import LONGEST, Duration, to_seconds
 from perdure.runtime.authoring.errors import DefinitionError, NonRetryableError, RecordedError
 
-Predicate: TypeAlias = Callable[[BaseException], bool]
+Predicate: TypeAlias = Callable[[Any], bool]
 Retryable: TypeAlias = type[BaseException] | str | Predicate
 Strategy: TypeAlias = Literal["exponential", "fixed", "linear"]
 
