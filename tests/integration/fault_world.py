@@ -1,0 +1,219 @@
+"""Three real pods on one database, runs in them, and what must be true of both in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+from perdure import Client
+from perdure.runtime.client import Handle
+from perdure.runtime.views import ClusterStatus, RunnerView
+from perdure.sharding.slots import shard_of, slot_of
+from perdure.storage.clock import SystemClock
+from perdure.storage.connect import DatabaseSettings, connect
+from perdure.storage.model import Topology
+from tests.harness.audit import AuditRow, read_history
+from tests.harness.checkers import accounted_executions, check_history, final_statuses
+from tests.harness.pods import Pod, Pods
+from tests.harness.sidelog import Execution, Fault, SideLog, check_executions
+from tests.harness.waiting import until
+from tests.integration.apps.beats import Beats, beats, stop_file
+
+APP = "tests.integration.apps.beats:app"
+LEASE = 2.0
+SHARDS = 256
+
+
+class World:
+    """Pods (started by the test) and a client on one audited database.
+
+    lease: of all pods, seconds. Each pod can be given a URL of its own, such as that of a proxy.
+    """
+
+    def __init__(self, url: str, folder: Path, *, lease: float = LEASE) -> None:
+        self.url = url
+        self.side_log = SideLog(folder / "side.log")
+        self.client = Client(url, workflows=[beats])
+        self.handles: list[Handle[int]] = []
+        self.pods = Pods(
+            APP,
+            url,
+            folder,
+            env={"PERDURE_LEASE": f"{lease:g}", "PERDURE_RUNNER_STORAGE": "sql"},
+            command=[sys.executable, "-m", "perdure", "serve", APP],
+            side_log=self.side_log.path,
+        )
+        self._ids = itertools.count(1)
+
+    async def __aenter__(self) -> Self:
+        await self.client.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.pods.end_all()
+        await self.client.__aexit__(None, None, None)
+
+    # ---- pods ---------------------------------------------------------------------------------
+
+    async def start_pods(self, *urls: str) -> list[Pod]:
+        """One pod for each URL, all ready and with their even share of the shards."""
+        pods = [self.start_pod(url) for url in urls]
+        for pod in pods:
+            await pod.wait_http("/readyz", deadline=30)
+        await self.even(len(pods))
+        return pods
+
+    async def three(self) -> list[Pod]:
+        return await self.start_pods(self.url, self.url, self.url)
+
+    def start_pod(self, url: str | None = None, *, name: str | None = None) -> Pod:
+        return self.pods.start(name, env={"PERDURE_DB": url or self.url})
+
+    async def cluster(self) -> ClusterStatus:
+        return await self.client.cluster()
+
+    async def runner_of(self, pod: Pod) -> RunnerView:
+        """The runner that is alive at the pod's address; of several the one registered last."""
+        found = [
+            runner
+            for runner in (await self.cluster()).runners
+            if runner.alive and runner.address.endswith(f":{pod.port}")
+        ]
+        assert found, f"pod {pod.name} has no runner that is alive"
+        return max(found, key=lambda runner: runner.lease_left)
+
+    async def even(self, count: int, *, deadline: float = 20.0) -> None:
+        """Wait until so many runners are alive and each holds its even share."""
+
+        async def look() -> bool:
+            held = Counter(
+                row.runner_id for row in (await self.topology()).shards if row.runner_id is not None
+            )
+            live = {runner.runner_id for runner in (await self.cluster()).runners if runner.alive}
+            return (
+                len(live) == count
+                and held.keys() == live
+                and sum(held.values()) == SHARDS
+                and max(held.values()) - min(held.values()) <= 1
+            )
+
+        await until(
+            look, what=f"an even share for {count} runners", deadline=deadline, interval=0.1
+        )
+
+    async def topology(self) -> Topology:
+        cluster = connect(DatabaseSettings(self.url), clock=SystemClock()).cluster()
+        await cluster.open()
+        try:
+            return await cluster.read_topology()
+        finally:
+            await cluster.close()
+
+    # ---- runs ---------------------------------------------------------------------------------
+
+    def ids(self, holder: Collection[int] | None = None) -> Iterator[str]:
+        """Fresh run ids; ``holder``: only such as belong to these shards."""
+        for number in self._ids:
+            run_id = f"run-{number:05}"
+            if holder is None or shard_of(slot_of(run_id), SHARDS) in holder:
+                yield run_id
+
+    async def start_runs(self, count: int, plan: Beats, *, on: Pod | None = None) -> list[str]:
+        """Start runs; ``on``: all of them in shards this pod holds."""
+        shards: Collection[int] | None = None
+        if on is not None:
+            runner = (await self.runner_of(on)).runner_id
+            shards = {
+                row.shard_id for row in (await self.topology()).shards if row.runner_id == runner
+            }
+        started = await asyncio.gather(
+            *(
+                self.client.start(beats, plan, run_id=run_id)
+                for run_id in itertools.islice(self.ids(shards), count)
+            )
+        )
+        self.handles += started
+        return [handle.run_id for handle in started]
+
+    async def beating(
+        self, run_ids: Collection[str], *, since: float = 0.0, steps: int = 1
+    ) -> None:
+        """Wait until each of these runs has begun so many steps since then."""
+
+        def look() -> bool:
+            begun = Counter(e.run for e in self.executions if e.started > since)
+            return all(begun[run_id] >= steps for run_id in run_ids)
+
+        await until(look, what=f"{steps} steps of each run", deadline=60, interval=0.1)
+
+    async def finish(self, *, deadline: float = 60.0) -> None:
+        """Tell the runs to stop, and wait until all have succeeded with the right result."""
+        stop_file(self.side_log.path).touch()
+        async with asyncio.timeout(deadline):
+            results = await asyncio.gather(*(handle.wait() for handle in self.handles))
+        rows = await self.history()
+        counted = Counter(run_id for run_id, _ in accounted_executions(rows))
+        wrong = {
+            handle.run_id: (result, counted[handle.run_id])
+            for handle, result in zip(self.handles, results, strict=True)
+            if result != counted[handle.run_id]
+        }
+        assert not wrong, f"result and number of steps in the journal: {wrong}"
+        assert Counter(final_statuses(rows).values()) == {"succeeded": len(self.handles)}
+
+    # ---- what was seen ------------------------------------------------------------------------
+
+    @property
+    def executions(self) -> list[Execution]:
+        return self.side_log.executions()
+
+    async def history(self) -> list[AuditRow]:
+        return await read_history(self.url)
+
+    async def check(self, faults: Sequence[Fault] = (), *, window: float = 1.0) -> int:
+        """Nothing wrong in the history, and every execution beyond the journal's is explained by one of these
+        faults. How many there were."""
+        rows = await self.history()
+        accounted = accounted_executions(rows)
+        executions = self.executions
+        assert check_history(rows) == []
+        assert check_executions(executions, accounted, faults, window=window) == []
+        return len(executions) - sum(accounted.values())
+
+
+def of_runs(executions: Sequence[Execution]) -> Mapping[str, list[Execution]]:
+    """run_id → its executions, in the order in which they began."""
+    found: dict[str, list[Execution]] = defaultdict(list)
+    for execution in executions:
+        found[execution.run].append(execution)
+    return found
+
+
+def taken_from(rows: Sequence[AuditRow], runner: int) -> set[str]:
+    """The runs that were claimed away from a runner."""
+    return {
+        row.run_id or ""
+        for row in rows
+        if row.table == "fences"
+        and row.claim_id not in (None, row.old_claim_id)
+        and row.old_claim_id is not None
+        and row.old_runner_id == runner != row.runner_id
+    }
+
+
+def handed_over(
+    executions: Sequence[Execution], chosen: Callable[[Execution], bool]
+) -> list[float]:
+    """Seconds between the end of one step of a run and the start of its next in another process, for steps that
+    ended and were chosen."""
+    gaps = []
+    for mine in of_runs(executions).values():
+        for before, after in itertools.pairwise(mine):
+            if before.pid != after.pid and before.ended is not None and chosen(before):
+                gaps.append(after.started - before.ended)
+    return gaps

@@ -1,0 +1,263 @@
+"""A pod is killed, frozen, stopped: its runs go on elsewhere, and what was executed twice is explained by that."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from tests.harness.checkers import claim_chains
+from tests.harness.pods import Pod
+from tests.harness.postgres import PrivatePostgres
+from tests.harness.proxy import PostgresProxy
+from tests.harness.waiting import until
+from tests.integration.fault_world import (
+    LEASE,
+    Beats,
+    World,
+    handed_over,
+    of_runs,
+    taken_from,
+)
+
+BETWEEN_STEPS = Beats(work=0.005, rest=0.3)
+SLOW_STEPS = Beats(work=0.2)
+
+
+def database(url: str) -> str:
+    return url.rpartition("/")[2]
+
+
+async def check_take_over(w: World, victim: Pod, runner: int, *, least: int) -> None:
+    """Each run taken from the killed runner begins its next step within a lease and a second of the kill."""
+    killed = victim.faults[-1].at
+    taken = taken_from(await w.history(), runner)
+    assert len(taken) >= least, f"only {len(taken)} runs were taken over"
+    first = {
+        run_id: next(e.started for e in executions if e.started > killed)
+        for run_id, executions in of_runs(w.executions).items()
+        if run_id in taken
+    }
+    slowest = max(first.values()) - killed
+    print(
+        f"taken over: {len(taken)}, first step after {min(first.values()) - killed:.3f} s … {slowest:.3f} s"
+    )
+    assert slowest <= LEASE + 1.0
+
+
+# ---- killed -----------------------------------------------------------------------------------
+
+
+@pytest.mark.req("CL5", "CL4")
+@pytest.mark.parametrize(
+    "runs", [60, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(240)])]
+)
+async def test_a_killed_pods_runs_go_on_within_a_lease_and_a_second(
+    audited_postgres_url: str, tmp_path: Path, runs: int
+):
+    async with World(audited_postgres_url, tmp_path) as w:
+        pods = await w.three()
+        run_ids = await w.start_runs(runs, BETWEEN_STEPS)
+        await w.beating(run_ids, steps=3)
+        victim = pods[0]
+        runner = (await w.runner_of(victim)).runner_id
+        victim.kill()
+        await w.beating(run_ids, since=victim.faults[0].at, steps=2)
+        await w.finish()
+        await check_take_over(w, victim, runner, least=runs // 5)
+        beyond = await w.check(w.pods.faults)
+        print(f"executions beyond commits: {beyond} of {len(w.executions)}")
+
+
+@pytest.mark.req("CL5", "CL4")
+@pytest.mark.parametrize(
+    ("runs", "where"),
+    [
+        (60, "answer"),
+        pytest.param(300, "before", marks=[pytest.mark.slow, pytest.mark.timeout(240)]),
+        pytest.param(300, "answer", marks=[pytest.mark.slow, pytest.mark.timeout(240)]),
+    ],
+)
+async def test_a_pod_is_killed_while_its_batch_is_in_flight(
+    postgres: PrivatePostgres, audited_postgres_url: str, tmp_path: Path, runs: int, where: str
+):
+    async with PostgresProxy(postgres.port) as proxy, World(audited_postgres_url, tmp_path) as w:
+        behind = proxy.url(database(w.url))
+        victim, _, _ = await w.start_pods(behind, w.url, w.url)
+        run_ids = await w.start_runs(runs, BETWEEN_STEPS)
+        await w.beating(run_ids, steps=3)
+        runner = (await w.runner_of(victim)).runner_id
+        rule = proxy.call(lambda _: victim.kill(), name="commit", where=where)  # type: ignore[arg-type]
+        await asyncio.wait_for(rule.happened.wait(), 10)
+        await w.beating(run_ids, since=victim.faults[0].at, steps=2)
+        await w.finish()
+        await check_take_over(w, victim, runner, least=runs // 5)
+        beyond = await w.check(w.pods.faults)
+        print(f"executions beyond commits: {beyond} of {len(w.executions)}")
+
+
+# ---- frozen -----------------------------------------------------------------------------------
+
+
+@pytest.mark.req("CL3", "CL4")
+@pytest.mark.parametrize(
+    "runs", [60, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(240)])]
+)
+async def test_a_frozen_pod_writes_nothing_after_it_was_declared_dead_and_goes_on_as_a_new_runner(
+    audited_postgres_url: str, tmp_path: Path, runs: int
+):
+    async with World(audited_postgres_url, tmp_path) as w:
+        pods = await w.three()
+        run_ids = await w.start_runs(runs, SLOW_STEPS)
+        await w.beating(run_ids, steps=2)
+        frozen = pods[0]
+        old = (await w.runner_of(frozen)).runner_id
+        in_flight = [e for e in w.executions if e.pid == frozen.pid and e.ended is None]
+        frozen.freeze()
+        thaw_at = time.monotonic() + 3 * LEASE
+        await until(lambda: time.monotonic() >= thaw_at, what="three leases", deadline=4 * LEASE)
+        thawed = frozen.thaw().until
+        assert thawed is not None
+        new = await goes_on_anew(w, frozen, old)
+        await w.even(3)
+        await w.beating(run_ids, since=time.monotonic(), steps=2)
+        await w.finish()
+
+        rows = await w.history()
+        assert len(in_flight) >= runs // 5, "steps were in flight when it was frozen"
+        assert taken_from(rows, old)
+        beyond = await w.check(w.pods.faults)
+        twice: dict[tuple[str, str], set[int]] = defaultdict(set)
+        for execution in w.executions:
+            twice[execution.run, execution.key].add(execution.pid)
+        assert all(frozen.pid in pids for pids in twice.values() if len(pids) > 1)
+        # Once thawed, its old life begins nothing: what it executes it has claimed as the new runner.
+        claimed_anew = {
+            run_id
+            for run_id, chain in claim_chains(rows).items()
+            if any(runner == new for _, runner in chain)
+        }
+        begun = {e.run for e in w.executions if e.pid == frozen.pid and e.started > thawed}
+        assert begun <= claimed_anew
+        print(f"in flight {len(in_flight)}, beyond commits {beyond}, begun anew {len(begun)}")
+
+
+async def goes_on_anew(w: World, pod: Pod, old: int) -> int:
+    """Wait until the pod's process is another runner, alive and with shards; its id."""
+
+    async def look() -> int | None:
+        for runner in (await w.cluster()).runners:
+            mine = runner.address.endswith(f":{pod.port}") and runner.runner_id != old
+            if mine and runner.alive and runner.shards:
+                return runner.runner_id
+        return None
+
+    new = await until(look, what="the thawed pod is a new runner", deadline=20, interval=0.05)
+    assert new is not None
+    assert (await pod.status())["runner_id"] == new
+    assert pod.alive
+    dead = {runner.runner_id for runner in (await w.cluster()).runners if not runner.alive}
+    assert old in dead
+    return new
+
+
+# ---- stopped ----------------------------------------------------------------------------------
+
+
+@pytest.mark.req("CL5", "CL1")
+@pytest.mark.parametrize(
+    "runs", [60, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(240)])]
+)
+async def test_a_clean_stop_repeats_no_step_and_keeps_no_run_waiting(
+    audited_postgres_url: str, tmp_path: Path, runs: int
+):
+    """All runs are at work in the pod that is stopped; the two others have 400 free slots."""
+    async with World(audited_postgres_url, tmp_path) as w:
+        pods = await w.three()
+        leaving = pods[0]
+        run_ids = await w.start_runs(runs, SLOW_STEPS, on=leaving)
+        await w.beating(run_ids, steps=3)
+        assert {e.pid for e in w.executions} == {leaving.pid}
+        leaving.terminate()
+        told = time.monotonic()
+        assert await leaving.wait_end() == 0
+        took = time.monotonic() - told
+        await w.beating(run_ids, since=told, steps=3)
+        await w.finish()
+        assert await w.check() == 0
+        gaps = handed_over(w.executions, lambda e: e.pid == leaving.pid)
+        print(f"handed over {len(gaps)}, longest gap {max(gaps):.3f} s, ended after {took:.3f} s")
+        assert len(gaps) == runs
+        assert max(gaps) <= 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.req("CL5", "CL1")
+async def test_all_pods_are_restarted_one_after_the_other(
+    audited_postgres_url: str, tmp_path: Path
+):
+    async with World(audited_postgres_url, tmp_path) as w:
+        pods = await w.three()
+        run_ids = await w.start_runs(100, SLOW_STEPS)
+        await w.beating(run_ids, steps=2)
+        for pod in pods:
+            pod.terminate()
+            assert await pod.wait_end() == 0
+            successor = w.start_pod(name=f"{pod.name}-again")
+            await successor.wait_http("/readyz", deadline=30)
+            await w.even(3)
+            await w.beating(run_ids, since=time.monotonic(), steps=1)
+        await w.finish()
+        assert await w.check() == 0
+        gaps = handed_over(w.executions, lambda _: True)
+        print(f"handed over {len(gaps)}, longest gap {max(gaps):.3f} s")
+        assert max(gaps) <= 0.5
+
+
+@pytest.mark.req("CL5")
+async def test_ctrl_c_of_the_only_pod_and_a_new_one_that_goes_on(
+    audited_postgres_url: str, tmp_path: Path
+):
+    async with World(audited_postgres_url, tmp_path) as w:
+        (only,) = await w.start_pods(w.url)
+        run_ids = await w.start_runs(40, SLOW_STEPS)
+        await w.beating(run_ids, steps=2)
+        only.process.send_signal(signal.SIGINT)
+        assert await only.wait_end() == 0
+        assert "Traceback" not in only.log
+        topology = await w.topology()
+        assert {row.runner_id for row in topology.shards} == {None}
+        stopped = time.monotonic()
+        await w.start_pods(w.url)
+        await w.beating(run_ids, since=stopped, steps=2)
+        await w.finish()
+        assert await w.check() == 0
+
+
+# ---- one name twice ---------------------------------------------------------------------------
+
+
+@pytest.mark.req("CL1", "CL8")
+async def test_of_two_live_pods_with_one_name_the_newcomer_leaves_and_names_both(
+    audited_postgres_url: str, tmp_path: Path
+):
+    async with World(audited_postgres_url, tmp_path) as w:
+        first, _ = await w.start_pods(w.url, w.url)
+        run_ids = await w.start_runs(20, BETWEEN_STEPS)
+        await w.beating(run_ids, steps=2)
+        newcomer = w.pods.start("newcomer", env={"PERDURE_DB": w.url, "POD_NAME": first.name})
+        assert await newcomer.wait_end() not in (0, None)
+        last = newcomer.log.strip().splitlines()[-1]
+        assert f"127.0.0.1:{first.port}" in last
+        assert f"127.0.0.1:{newcomer.port}" in last
+        assert first.name in last
+        left = time.monotonic()
+        await w.even(2)
+        await w.beating(run_ids, since=left, steps=2)
+        assert first.alive
+        await w.finish()
+        assert await w.check() == 0
