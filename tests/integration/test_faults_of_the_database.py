@@ -1,0 +1,138 @@
+"""The database goes away under hundreds of runs, and comes back: nobody touches anything, all of them finish."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from tests.harness.pods import Pod
+from tests.harness.postgres import PrivatePostgres
+from tests.harness.sidelog import Fault
+from tests.harness.waiting import until
+from tests.harness.watch import terminate_sessions
+from tests.integration.apps.beats import Beats
+from tests.integration.fault_world import LEASE, World
+
+KEEPERS = ("renew", "topology")
+COMMITTERS = ("commit",)
+
+
+class Readiness:
+    """Asks each pod's ``/readyz`` all the time. ``seen``: (moment, status) by name of the pod."""
+
+    def __init__(self, pods: Sequence[Pod]) -> None:
+        self._pods = pods
+        self.seen: dict[str, list[tuple[float, int]]] = {pod.name: [] for pod in pods}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        self._tasks = [asyncio.create_task(self._watch(pod)) for pod in self._pods]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _watch(self, pod: Pod) -> None:
+        while True:
+            answer = await pod.http("/readyz")
+            if answer is not None:
+                self.seen[pod.name].append((time.monotonic(), answer[0]))
+            await asyncio.sleep(0.03)
+
+    def unready(self, fault: Fault) -> set[str]:
+        """The pods that said 503 while this lasted, or within a second of its end."""
+        assert fault.until is not None
+        return {
+            name
+            for name, seen in self.seen.items()
+            if any(status == 503 and fault.at <= at <= fault.until + 1.0 for at, status in seen)
+        }
+
+    async def all_ready(self) -> None:
+        """Wait until every pod says 200 from now on."""
+        since = time.monotonic()
+
+        def look() -> bool:
+            return all(
+                any(status == 200 and at > since for at, status in seen)
+                for seen in self.seen.values()
+            )
+
+        await until(look, what="every pod ready again", deadline=20)
+
+
+async def away(postgres: PrivatePostgres, *, longer_than: float = 0.0) -> Fault:
+    """Restart the server as if it had crashed; it stays away for so many seconds."""
+    at = time.monotonic()
+    await asyncio.to_thread(postgres.stop, "immediate")
+    await until(
+        lambda: time.monotonic() >= at + longer_than, what="the outage", deadline=longer_than + 5
+    )
+    await asyncio.to_thread(postgres.start)
+    return Fault("restart", at=at, until=time.monotonic())
+
+
+async def cut_off(w: World, statements: Collection[str]) -> Fault:
+    """End the sessions that run, or ran last, one of these statements."""
+    at = time.monotonic()
+
+    async def look() -> list[int]:
+        ended = []
+        for statement in statements:
+            ended += await terminate_sessions(w.url, statement=statement)
+        return ended
+
+    assert await until(look, what=f"sessions in {statements}", deadline=10)
+    return Fault("terminate", at=at, until=time.monotonic())
+
+
+async def runners_dead(w: World) -> int:
+    return sum(row.dead for row in (await w.topology()).runners)
+
+
+@pytest.mark.req("CL11", "CL4")
+@pytest.mark.parametrize(
+    ("runs", "cuts", "outage"),
+    [
+        (100, 2, 0.0),
+        pytest.param(500, 10, 0.0, marks=[pytest.mark.slow, pytest.mark.timeout(300)]),
+        pytest.param(200, 0, 3 * LEASE, marks=[pytest.mark.slow, pytest.mark.timeout(300)]),
+    ],
+)
+async def test_the_database_goes_away_and_everything_goes_on_by_itself(
+    postgres: PrivatePostgres,
+    audited_postgres_url: str,
+    tmp_path: Path,
+    runs: int,
+    cuts: int,
+    outage: float,
+):
+    async with World(audited_postgres_url, tmp_path) as w:
+        pods = await w.three()
+        run_ids = await w.start_runs(runs, Beats(work=0.02, rest=runs / 1000))
+        await w.beating(run_ids, steps=2)
+        async with Readiness(pods) as readiness:
+            restart = await away(postgres, longer_than=outage)
+            await w.beating(run_ids, since=time.monotonic(), steps=2)
+            await readiness.all_ready()
+            assert readiness.unready(restart) == {pod.name for pod in pods}
+            faults = [restart]
+            for _ in range(cuts):
+                faults.append(await cut_off(w, KEEPERS))
+                faults.append(await cut_off(w, COMMITTERS))
+                await w.beating(run_ids, since=time.monotonic(), steps=1)
+            await w.finish()
+            await readiness.all_ready()
+        assert all(pod.alive for pod in pods)
+        beyond = await w.check(faults)
+        print(
+            f"away for {(restart.until or 0) - restart.at:.2f} s; executions beyond commits: {beyond} of "
+            f"{len(w.executions)}; runners declared dead: {await runners_dead(w)}"
+        )
