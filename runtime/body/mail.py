@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,9 +40,11 @@ class Mail:
     def __init__(self) -> None:
         self.read_at = -math.inf
         self.waits: dict[str, OpenWait] = {}
-        self._by_name: dict[str, dict[str, OpenWait]] = {}
+        self._by_name: dict[str, OrderedDict[str, OpenWait]] = {}
         self._unread: dict[str, deque[Message]] = {}
         self._cancel: Message | None = None
+        self.unread = False
+        """Whether `wanted` has anything to look at."""
         self._taken: set[str] = set()
 
     def replace(self, messages: Sequence[Message], read_at: float) -> None:
@@ -57,10 +59,11 @@ class Mail:
                 self._unread.setdefault(message.name, deque()).append(message)
             elif message.kind is MessageKind.CANCEL and self._cancel is None:
                 self._cancel = message
+        self.unread = bool(self._unread) or self._cancel is not None
 
     def open(self, wait: OpenWait) -> None:
         self.waits[wait.key] = wait
-        self._by_name.setdefault(wait.wait.name, {})[wait.key] = wait
+        self._by_name.setdefault(wait.wait.name, OrderedDict())[wait.key] = wait
 
     def close(self, wait: OpenWait) -> None:
         """The wait is over. Harmless for one that was answered."""
@@ -75,7 +78,7 @@ class Mail:
 
         Of one name only the oldest may be taken, by the wait that began first.
         """
-        if not self._unread and self._cancel is None:
+        if not self.unread:
             return None
         best: Wanted | None = None
         if self._cancel is not None and not cancelled and self._cancel.sent_at <= by:
@@ -108,3 +111,4 @@ class Mail:
         self._by_name.clear()
         self._unread.clear()
         self._cancel = None
+        self.unread = False
