@@ -103,6 +103,19 @@ def _advice(error: BaseException, host: str, seconds: float) -> str:
             return f"the host name of {host} is not known. Check the host in the URL"
         case ssl.SSLError():
             return f"TLS failed ({error.reason or 'handshake'}). Check sslmode and the certificates named in the URL"
+        case asyncpg.ClientConfigurationError():
+            return f"{str(error).splitlines()[0]}. Check the parameters in the URL"
+        case asyncpg.TargetServerAttributeNotMatched():
+            return f"no server at {host} is what target_session_attrs in the URL asks for"
+        case FileNotFoundError():
+            return (
+                "a file named in the URL (certificate, key, socket) does not exist. Check its path"
+            )
+        case ConnectionError() if "rejected SSL" in str(error):
+            return (
+                f"{host} rejects TLS: a PostgreSQL without it, where sslmode asks for it, "
+                "or no PostgreSQL at all. Check host, port and sslmode in the URL"
+            )
         case ConnectionRefusedError():
             return f"nothing listens at {host}. Check host and port in the URL, and that PostgreSQL runs"
         case OSError() if not isinstance(error, ConnectionError):

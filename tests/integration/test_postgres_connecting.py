@@ -77,6 +77,31 @@ async def test_what_to_check_is_said(
     assert says in str(error)
 
 
+@pytest.mark.parametrize(
+    ("parameters", "says"),
+    [
+        ("sslmode=banana", "`sslmode` parameter must be one of"),
+        ("sslmode=require", "a PostgreSQL without it, where sslmode asks for it"),
+        ("sslmode=verify-full&sslrootcert=/no/such.crt", "does not exist"),
+        ("ssl_min_protocol_version=9", "No such TLS version"),
+        ("target_session_attrs=standby", "target_session_attrs"),
+    ],
+)
+async def test_parameters_of_the_url_that_do_not_work(
+    guarded: PrivatePostgres, parameters: str, says: str
+) -> None:
+    error = await refusal(f"{url_of(guarded.port)}?{parameters}")
+    assert isinstance(error, ConfigurationError)
+    assert says in str(error)
+
+
+async def test_a_socket_that_does_not_exist() -> None:
+    error = await refusal(f"postgresql://guarded:{PASSWORD}@/postgres?host=/no/such/folder")
+    assert isinstance(error, ConfigurationError)
+    assert "/no/such/folder" in str(error)
+    assert "does not exist" in str(error)
+
+
 async def test_a_database_that_does_not_exist(guarded: PrivatePostgres) -> None:
     error = await refusal(url_of(guarded.port).replace("/postgres", "/missing"))
     assert 'database "missing" does not exist' in str(error)
