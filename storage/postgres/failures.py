@@ -109,7 +109,8 @@ def _advice(error: BaseException, host: str, seconds: float) -> str:
             return f"no server at {host} is what target_session_attrs in the URL asks for"
         case FileNotFoundError():
             return (
-                "a file named in the URL (certificate, key, socket) does not exist. Check its path"
+                "a file named in the URL does not exist: a certificate, a key, or the socket in "
+                f"{host}. Check its path"
             )
         case ConnectionError() if "rejected SSL" in str(error):
             return (
