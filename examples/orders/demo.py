@@ -48,30 +48,30 @@ class Failed(Exception):
 
 
 class Pod:
-    """One process running ``perdure serve``."""
+    """One process running ``perdure serve``. ``lifeline``: the read end of a pipe; it stops when the pipe closes."""
 
-    def __init__(self, name: str, url: str, folder: Path) -> None:
+    def __init__(self, name: str, url: str, folder: Path, lifeline: int) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
-        command = ["serve", "examples.orders.app:app", "--db", url, "--runner-storage", "sql"]
-        command += [
-            "--lease",
-            str(LEASE),
-            "--runner-port",
-            "0",
-            "--replica-id",
-            name,
-            "--log-level",
-            "warning",
-        ]
+        options = {
+            "--db": url,
+            "--runner-storage": "sql",
+            "--lease": LEASE,
+            "--runner-port": 0,
+            "--replica-id": name,
+            "--log-level": "warning",
+            "--tied-to": lifeline,
+        }
+        words = [str(word) for option in options.items() for word in option]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                perdure(*command),
+                perdure("serve", "examples.orders.app:app", *words),
                 cwd=ROOT,
                 env=environment(folder),
                 stdout=log,
                 stderr=log,
-                start_new_session=True,
+                pass_fds=(lifeline,),
+                start_new_session=True,  # a Ctrl-C is for the demo alone, which ends its pods
             )
 
     def kill(self) -> None:
@@ -108,6 +108,7 @@ class Demo:
         refunded = orders // REFUSED
         self.steps = (orders - refunded) * STEPS_SHIPPED + refunded * STEPS_REFUNDED
         self.pods: dict[str, Pod] = {}
+        self.lifeline, self._held = os.pipe()  # closed by the kernel, should this process be killed
         self.pids: dict[int, int] = {}
         """runner_id → process id, of every runner that was ever seen."""
         self.tasks: list[asyncio.Task[Shipment]] = []
@@ -123,7 +124,7 @@ class Demo:
         await self.command("migrate", "--db", self.url)
         await self.history.install()
         for name in PODS:
-            self.pods[name] = Pod(name, self.url, self.folder)
+            self.pods[name] = Pod(name, self.url, self.folder, self.lifeline)
         async with Client(self.url, workflows=[fulfil]) as client:
             await self.wait_for(
                 "three pods that share the shards", lambda: self._shared(client, PODS)
@@ -317,6 +318,7 @@ def main() -> None:
     )
     asked = parser.parse_args()
     console = Console(highlight=False)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the pods like a Ctrl-C
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="perdure-demo-")))
         url = (
@@ -333,6 +335,9 @@ def main() -> None:
                 f"FAILED: {str(failure) or f'not done within {LONGEST:.0f} s'}", markup=False
             )
             sys.exit(1)
+        except KeyboardInterrupt:
+            console.print("interrupted")
+            sys.exit(130)
     console.print("PASSED: all orders done, every execution explained", markup=False)
 
 

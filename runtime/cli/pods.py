@@ -45,6 +45,9 @@ Port = Annotated[
     str | None,
     typer.Option(metavar="PORT", help="The runner's port; 0: any free one [PERDURE_RUNNER_PORT]."),
 ]
+TiedTo = Annotated[
+    int | None, typer.Option(hidden=True, help="Descriptor of a pipe; stop when it closes.")
+]
 Migrate = Annotated[bool, typer.Option("--migrate", help="Create or update the tables first.")]
 
 
@@ -60,7 +63,7 @@ def dev(
     migrate: Migrate = False,
     runner_port: Port = None,
     set: Assignments = None,
-    tied_to: Annotated[int | None, typer.Option(hidden=True)] = None,
+    tied_to: TiedTo = None,
 ) -> None:
     """Run the application here, on a SQLite file, with nothing to set up.
 
@@ -70,8 +73,7 @@ def dev(
         words = [app, *_given("--db", db), *_given("--runner-port", runner_port)]
         words += [word for pair in set or () for word in ("--set", pair)] + ["--migrate"] * migrate
         raise typer.Exit(reload_forever(["dev", *(word for word in words if word)], Path.cwd()))
-    if tied_to is not None:
-        _stop_with_parent(tied_to)
+    _stop_with_parent(tied_to)
     flags = {"app": app, "db": db, "runner_port": runner_port, **assigned(set)}
     defaults = {"db": f"sqlite:///{Path.cwd() / DEV_FILE}", "runner_port": 0}
     settings = _settings(flags, defaults)
@@ -124,6 +126,7 @@ def serve(
         str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error (info).")
     ] = None,
     set: Assignments = None,
+    tied_to: TiedTo = None,
 ) -> None:
     """Run one pod of the application on a shared database.
 
@@ -146,6 +149,7 @@ def serve(
         "log_level": log_level,
         **assigned(set),
     }
+    _stop_with_parent(tied_to)
     settings = _settings(flags, {})
     configure_logs(format=settings.log_format, level=settings.log_level)
     _serve(settings, migrate=migrate)
@@ -245,8 +249,10 @@ def _private_folder(folder: Path) -> None:
         ignore.write_text("*\n", encoding="utf-8")
 
 
-def _stop_with_parent(descriptor: int) -> None:
+def _stop_with_parent(descriptor: int | None) -> None:
     """Stop cleanly when the process that started this one is gone: its end of the pipe closes."""
+    if descriptor is None:
+        return
 
     def wait() -> None:
         while os.read(descriptor, 1):

@@ -139,11 +139,33 @@ class TestDev:
         parent.process.send_signal(signal.SIGINT)
         assert await parent.wait_end() == 0
 
+    @pytest.mark.slow
     async def test_a_reloaded_pod_stops_when_its_parent_is_killed(self, start, tmp_path):
         parent = start("dev", slow_app(tmp_path), "--reload")
         await parent.wait_log(READY)
         parent.kill()
         await until(lambda: "stopped" in parent.log, what="the orphan stops", deadline=20)
+
+    @pytest.mark.req("WF4")
+    async def test_the_project_file_names_application_and_workflows(self, start, tmp_path):
+        (tmp_path / "pyproject.toml").write_text(
+            '[tool.perdure]\napp = "shop:app"\ndiscover = "flows"\ndb = "data.db"\n'
+        )
+        (tmp_path / "shop.py").write_text('from perdure import App\napp = App("shop")\n')
+        flows = tmp_path / "flows"
+        flows.mkdir()
+        (flows / "empty_workflow.py").touch()
+        (flows / "hello_workflow.py").write_text(
+            "from perdure import Context, workflow\n"
+            "@workflow\nasync def hello(ctx: Context, name: str) -> str:\n    return f'hello {name}'\n"
+        )
+        pod = start("dev")
+        await pod.wait_log(READY)
+        assert f"{flows}/empty_workflow.py is named for a workflow" in pod.log
+        cli = Commands("", tmp_path)
+        done = cli.bare("workflows", "start", "hello", "--payload", '"you"', "--wait").ok()
+        assert done.out == '"hello you"\n'
+        assert (tmp_path / "data.db").exists()
 
 
 class TestServe:
@@ -186,6 +208,7 @@ class TestServe:
             cli.process("migrate", "--db", db_url).ok().err.endswith("version 1, nothing to do\n")
         )
 
+    @pytest.mark.slow
     @pytest.mark.req("OP3")
     async def test_pods_that_boot_at_once_may_all_migrate(self, start, postgres_url):
         command = ("serve", APP, "--db", postgres_url, "--migrate", "--runner-port", "0")
@@ -220,15 +243,15 @@ class TestRefusedToBoot:
         assert port in refused
         assert "PERDURE_RUNNER_PORT" in refused
 
-    async def test_another_shard_count(self, db_url, tmp_path):
-        cli = Commands(db_url, tmp_path)
+    async def test_another_shard_count(self, postgres_url, tmp_path):
+        cli = Commands(postgres_url, tmp_path)
         cli("migrate").ok()
         with pods(cli, tmp_path) as running:
             pod = await running.ready()
             pod.terminate()
             await pod.wait_end()
         refused = cli.process(
-            "serve", APP, "--db", db_url, "--set", "shards=64", "--runner-port", "0"
+            "serve", APP, "--db", postgres_url, "--set", "shards=64", "--runner-port", "0"
         ).refused()
         assert "256" in refused
         assert "64" in refused
