@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -49,6 +50,7 @@ class World:
             side_log=self.side_log.path,
         )
         self._ids = itertools.count(1)
+        self._begun = Begun(self.side_log.path)
 
     async def __aenter__(self) -> Self:
         await self.client.__aenter__()
@@ -146,7 +148,7 @@ class World:
         """Wait until each of these runs has begun so many steps since then."""
 
         def look() -> bool:
-            begun = Counter(e.run for e in self.executions if e.started > since)
+            begun = self._begun.since(since)
             return all(begun[run_id] >= steps for run_id in run_ids)
 
         await until(look, what=f"{steps} steps of each run", deadline=60, interval=0.1)
@@ -184,6 +186,31 @@ class World:
         assert check_history(rows) == []
         assert check_executions(executions, accounted, faults, window=window) == []
         return len(executions) - sum(accounted.values())
+
+
+class Begun:
+    """The steps begun so far, read from a side log as it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read_to = 0
+        self._begun: list[tuple[float, str]] = []
+
+    def since(self, moment: float) -> Counter[str]:
+        """run_id → number of its steps begun after this moment of the monotonic clock."""
+        self._read_on()
+        return Counter(run_id for at, run_id in self._begun if at > moment)
+
+    def _read_on(self) -> None:
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._read_to)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._read_to += len(whole)
+        lines = (json.loads(line) for line in whole.splitlines())
+        self._begun += [(line["t"], line["run"]) for line in lines if line["phase"] == "start"]
 
 
 def of_runs(executions: Sequence[Execution]) -> Mapping[str, list[Execution]]:
