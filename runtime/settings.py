@@ -93,7 +93,7 @@ class Settings:
     mailbox_limit: int = 10_000
     """Unread messages of one run."""
     input_record_limit: int = 16 * 1024
-    """Of a step's input kept for people to read; longer ones are shortened, 0 keeps none."""
+    """Of a step's input kept for people to read; longer ones are shortened, 0 keeps only how long they were."""
     finished_ttl: float | None = None
     """How long ended runs are kept; None: for ever."""
     log_format: str = "console"
