@@ -161,7 +161,9 @@ def _due(record: RunRecord, now: float) -> bool:
 
 
 def _lives(runner: RunnerRow, now: float) -> bool:
-    return not runner.dead and runner.expires_at >= now
+    """By its row. A runner alone on its file (runner storage `memory`) keeps no lease: it lives until it says not."""
+    alone = runner.info.get("engine") == "memory"
+    return not runner.dead and (alone or runner.expires_at >= now)
 
 
 def _named(runner: RunnerRow | None, now: float) -> str:
@@ -169,7 +171,7 @@ def _named(runner: RunnerRow | None, now: float) -> str:
         return "nobody"
     if runner.dead:
         return f"{runner.replica_id} (dead)"
-    if runner.expires_at < now:
+    if not _lives(runner, now):
         return f"{runner.replica_id} (its lease ran out {now - runner.expires_at:.1f} s ago)"
     return f"{runner.replica_id} at {runner.address}"
 
