@@ -37,6 +37,7 @@ from perdure.runtime.errors import (
 )
 from perdure.runtime.hints import HintBus
 from perdure.runtime.inspection import cluster_status, explain, info_of, json_value, step_views
+from perdure.runtime.outcomes import Repeated
 from perdure.runtime.results import ResultWatcher
 from perdure.runtime.settings import Settings
 from perdure.runtime.starting import StartBatcher
@@ -44,7 +45,7 @@ from perdure.runtime.views import ClusterStatus, RunInfo, StepView, Why
 from perdure.sharding.slots import slot_of
 from perdure.storage.clock import Clock, Randomness, SystemClock, SystemRandomness
 from perdure.storage.connect import Database, connect
-from perdure.storage.errors import ConflictError, InputError, UnknownOutcome
+from perdure.storage.errors import InputError, UnknownOutcome
 from perdure.storage.interface import RunStore
 from perdure.storage.model import (
     FORMAT,
@@ -66,8 +67,6 @@ Out = TypeVar("Out")
 
 KEEP: Any = object()
 """Default of `Client.retry`'s payload: the original one."""
-
-SEND_TRIES = 3
 
 
 class StartOptions(TypedDict, total=False):
@@ -282,7 +281,8 @@ class Client:
             raise RunIdConflict(run.run_id, run.workflow, outcome.workflow)
         if outcome.created:
             self._parts.bus.publish([Hint(HintKind.START, run.run_id, run.slot)])
-        status = "replayed" if outcome.status.final else "running"
+        # A run this start made may have ended before a lost answer was made good.
+        status = "replayed" if outcome.status.final and not outcome.created else "running"
         return Handle(self, run.run_id, status, definition)
 
     async def run(
@@ -442,13 +442,20 @@ class Client:
         A second cancel, or one of a cancelled run, changes nothing. Raises `RunNotFound`; `RunEnded` when it
         succeeded or failed before.
         """
-        ended = await self._parts.store.cancel_unentered(
-            run_id, batch_id=self._parts.randomness.bits63(), reason=reason
+        batch_id = self._parts.randomness.bits63()
+        ended = await self._repeated().answer(
+            lambda: self._parts.store.cancel_unentered(run_id, batch_id=batch_id, reason=reason)
         )
         if ended:
             self._parts.bus.publish([Hint(HintKind.DONE, run_id, slot_of(run_id))])
             return
-        outcome = await self._send(Message(run_id, "cancel", MessageKind.CANCEL, body=reason))
+        message = Message(run_id, "cancel", MessageKind.CANCEL, body=reason)
+        try:
+            outcome = await self._send(message)
+        except UnknownOutcome:
+            if (await self._existing(run_id)).status is not RunStatus.CANCELLED:
+                raise
+            return
         if outcome.status is SendStatus.ENDED:
             record = await self._existing(run_id)
             if record.status is RunStatus.CANCELLED:
@@ -460,8 +467,9 @@ class Client:
 
         Raises `RunNotFound`; `WrongStatus` when it is not on hold.
         """
-        released = await self._parts.store.release_hold(
-            run_id, batch_id=self._parts.randomness.bits63()
+        batch_id = self._parts.randomness.bits63()
+        released = await self._repeated().answer(
+            lambda: self._parts.store.release_hold(run_id, batch_id=batch_id)
         )
         if not released:
             record = await self._existing(run_id)
@@ -504,19 +512,26 @@ class Client:
         self._parts.bus.publish([Hint(HintKind.START, fresh, run.slot)])
         return Handle(self, fresh, "running", definition)
 
+    def _repeated(self) -> Repeated:
+        parts = self._parts
+        return Repeated(parts.clock, parts.randomness, patience=2 * parts.settings.storage_deadline)
+
     async def _send(self, message: Message) -> SendOutcome:
-        """Waits for the run's wake row (bounded by the store); an unknown outcome is settled by the message id."""
-        tries = 0
-        while True:
-            try:
-                outcome = await self._parts.store.send_message(
-                    message, mailbox_limit=self._parts.settings.mailbox_limit
-                )
-                break
-            except (ConflictError, UnknownOutcome):
-                tries += 1
-                if tries == SEND_TRIES:
-                    raise
+        """Waits for the run's wake row (bounded by the store); an unknown outcome is settled by the message id.
+
+        Raises `UnknownOutcome` also when an answer was lost and the run, with its mailbox, is gone by the next try."""
+        write = self._repeated()
+        outcome = await write.answer(
+            lambda: self._parts.store.send_message(
+                message, mailbox_limit=self._parts.settings.mailbox_limit
+            )
+        )
+        gone = outcome.status in (SendStatus.ENDED, SendStatus.UNKNOWN_RUN)
+        if gone and write.lost is not None:
+            raise UnknownOutcome(
+                f"run {message.run_id!r} has ended since a first try, whose answer was lost: its journal "
+                f"says whether it took the {message.kind} {message.name!r}"
+            ) from write.lost
         if outcome.status is SendStatus.DELIVERED or outcome.status is SendStatus.DUPLICATE:
             self._parts.bus.publish([Hint(HintKind.WAKE, message.run_id, slot_of(message.run_id))])
         return outcome

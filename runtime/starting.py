@@ -6,15 +6,9 @@ import asyncio
 from dataclasses import dataclass
 
 from perdure.runtime.engine.group import GroupCommit
-from perdure.runtime.engine.pacing import Backoff
+from perdure.runtime.outcomes import Repeated
 from perdure.storage.clock import Clock, Randomness
-from perdure.storage.errors import (
-    ConflictError,
-    DatabaseUnavailable,
-    DataRefused,
-    StorageError,
-    UnknownOutcome,
-)
+from perdure.storage.errors import DataRefused, StorageError
 from perdure.storage.interface import RunStore
 from perdure.storage.model import NewRun, StartOutcome
 
@@ -30,8 +24,8 @@ class Arrival:
 class StartBatcher:
     """Gathers starts into group commits.
 
-    patience: seconds a start is tried again while the database is away, before `DatabaseUnavailable` reaches the
-    caller. A start of unknown outcome is settled by its token: the same call again finds its own row.
+    patience: seconds a start is tried again while the database is away, before the failure reaches the caller. A start
+    of unknown outcome is settled by its token: the same call again finds its own row.
     """
 
     def __init__(
@@ -54,27 +48,17 @@ class StartBatcher:
         await self._group.run()
 
     async def _flush(self, batch: list[Arrival]) -> None:
-        deadline = self._clock.monotonic() + self._patience
-        backoff = Backoff(self._randomness)
-        while True:
-            try:
-                outcomes = await self._store.start_runs([a.run for a in batch])
-            except (DatabaseUnavailable, ConflictError, UnknownOutcome) as error:
-                if self._clock.monotonic() >= deadline:
-                    self._refuse(batch, error)
-                    return
-                await backoff.wait()
-            except DataRefused as error:
-                await self._isolate(batch, error)
-                return
-            except Exception as error:
-                self._refuse(batch, error)
-                return
-            else:
-                for arrival, outcome in zip(batch, outcomes, strict=True):
-                    if not arrival.answer.done():
-                        arrival.answer.set_result(outcome)
-                return
+        write = Repeated(self._clock, self._randomness, patience=self._patience)
+        try:
+            outcomes = await write.answer(lambda: self._store.start_runs([a.run for a in batch]))
+        except DataRefused as error:
+            await self._isolate(batch, error)
+        except Exception as error:
+            self._refuse(batch, error)
+        else:
+            for arrival, outcome in zip(batch, outcomes, strict=True):
+                if not arrival.answer.done():
+                    arrival.answer.set_result(outcome)
 
     async def _isolate(self, batch: list[Arrival], error: StorageError) -> None:
         if len(batch) == 1:
