@@ -64,11 +64,14 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """How a run left memory. finish, park: what was committed; reload: the row must be claimed anew."""
+    """How a run left memory. finish, park: what was committed; reload: the row must be claimed anew.
+
+    poked: somebody spoke of mail while the park was under way; it may have come after the park."""
 
     finish: Finish | None = None
     park: Park | None = None
     reload: bool = False
+    poked: bool = False
 
 
 class Activation:
@@ -98,6 +101,8 @@ class Activation:
         self._cancel_reason: str | None = None
         self._unstorable = False
         self._mail_is_stale = False
+        self._early_mail: Mailbox | None = None
+        self._poked = False
         self._slotted = False
         self.record_attempts = run.taken_over
         self._hold_slot(True)
@@ -129,15 +134,21 @@ class Activation:
             port=self,
             name=self.run.run_id,
         )
-        if mailbox is not None:
-            self.mail(mailbox)
+        known = [read for read in (mailbox, self._early_mail) if read is not None]
+        if known:
+            self.mail(max(known, key=lambda read: read.wake_seq))
         if self.leaving:
             self.body.hold_starts(True)
         self.body.begin()
 
     def mail(self, mailbox: Mailbox) -> None:
         """The mailbox as just read: the only thing that moves ``seen`` (R6)."""
-        if self.gone or self.body is None:
+        if self.gone:
+            return
+        if (
+            self.body is None
+        ):  # the journal is still being read; this may be newer than what is read with it
+            self._early_mail = mailbox
             return
         self.seen = mailbox.wake_seq
         self._mail_is_stale = False
@@ -145,6 +156,11 @@ class Activation:
             if message.kind is MessageKind.CANCEL and self._cancel_reason is None:
                 self._cancel_reason = message.body
         self.body.mail(mailbox.messages, mailbox.db_now)
+
+    def poked(self) -> None:
+        """Somebody says that there is mail. A park under way may be committed already, so that no read of the mailbox
+        by this claim can answer it."""
+        self._poked = True
 
     def leave(self) -> None:
         """The shard is being handed over: start no more steps, park as soon as none is running."""
@@ -322,6 +338,7 @@ class Activation:
             outcome=outcome,
         )
         self._entries, self._consumed, self._events = [], [], []
+        self._poked = False
         self._flight = write
         self.around.submit(write, self._answered)
 
@@ -335,7 +352,7 @@ class Activation:
             self._committed(write, refused=answer is Verdict.PARK_REFUSED)
         elif answer is Verdict.PARKED:
             assert isinstance(write.outcome, Park)
-            self._depart(Departure(park=write.outcome))
+            self._depart(Departure(park=write.outcome, poked=self._poked))
         else:
             lost = answer is Verdict.FENCED
             log.warning("run.fenced" if lost else "run.reload", run_id=self.run.run_id)

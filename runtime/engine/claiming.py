@@ -112,6 +112,11 @@ class Claimer:
         if self._hinted or self._orphaned:
             self._wanted.set()
 
+    @property
+    def under_way(self) -> bool:
+        """A claim was sent and has not been answered."""
+        return not self._resting.is_set()
+
     async def resting(self) -> None:
         """Returns when no claim is under way: what one took has been reported by then."""
         await self._resting.wait()

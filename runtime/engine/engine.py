@@ -90,6 +90,7 @@ class Engine:
         self._by_shard: dict[int, dict[str, Activation]] = {}
         self._vacating: dict[int, asyncio.Event] = {}
         self._loading: set[asyncio.Task[None]] = set()
+        self._early_wakes: set[str] = set()
         self._slots = Slots(config.slots, self._slot_freed)
         self._committer = Committer(
             store, runner_id, randomness, may_write=may_write, declared_dead=declared_dead
@@ -122,6 +123,7 @@ class Engine:
                 randomness,
                 park_after=config.park_after,
                 result_limit=config.step_result_limit,
+                may_start=may_write,
             ),
             result_limit=config.result_limit,
             park_after=config.park_after,
@@ -210,6 +212,10 @@ class Engine:
                 resumed.append(activation)
             else:
                 self._enter(activation, (), None)
+        for run in runs:
+            if run.run_id in self._early_wakes:
+                self._poke(run.run_id)
+        self._early_wakes.clear()
         if resumed:
             task = asyncio.get_running_loop().create_task(self._load(resumed), name="journals")
             self._loading.add(task)
@@ -269,8 +275,11 @@ class Engine:
                 parent = departure.finish.parent_id
                 hints.append(Hint(HintKind.WAKE, parent, slot_of(parent)))
             self._bus.publish(hints)
-        elif departure.park is not None and departure.park.wake_at is not None:
-            self._claimer.note_due(run.run_id, run.slot, departure.park.wake_at)
+        elif departure.park is not None:
+            if departure.poked:
+                self._claimer.hint_slots([run.slot])
+            if departure.park.wake_at is not None:
+                self._claimer.note_due(run.run_id, run.slot, departure.park.wake_at)
         elif departure.reload:
             self._claimer.look_for_orphans([shard])
 
@@ -282,15 +291,24 @@ class Engine:
                 slots.append(hint.slot)
             elif hint.kind is HintKind.WAKE:
                 if hint.run_id in self._runs:
-                    self._mail.poke(hint.run_id)
+                    self._poke(hint.run_id)
                 else:
                     slots.append(hint.slot)
+                    if self._claimer.under_way:  # the mail may be newer than that claim
+                        self._early_wakes.add(hint.run_id)
             elif hint.kind is HintKind.ANY:
                 self._claimer.hint_all()
                 for run_id in self._runs:
-                    self._mail.poke(run_id)
+                    self._poke(run_id)
         if slots:
             self._claimer.hint_slots(slots)
+
+    def _poke(self, run_id: str) -> None:
+        """A run in memory may have mail."""
+        activation = self._runs.get(run_id)
+        if activation is not None:
+            activation.poked()
+            self._mail.poke(run_id)
 
     async def _run_mail_scans(self) -> None:
         """Runs waiting in memory whose hint was lost: found by their wake_seq."""
@@ -305,7 +323,7 @@ class Engine:
                 log.warning("mail.scan-unavailable", error=str(error))
                 continue
             for run_id in moved:
-                self._mail.poke(run_id)
+                self._poke(run_id)
 
     def _context_of(self, body: Body, activation: Activation) -> Context:
         run = activation.run
