@@ -79,12 +79,20 @@ def migrated_url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def audited_postgres_url(postgres: PrivatePostgres) -> Iterator[str]:
+    with audited_database(postgres) as url:
+        yield url
+
+
+@contextmanager
+def audited_database(server: PrivatePostgres) -> Iterator[str]:
+    """The same for fixtures of another scope."""
+
     def prepare(url: str) -> None:
         _migrate(url)
         install_audit_now(url)
 
-    postgres.start()
-    with _database(postgres, postgres.template("perdure_audited", prepare)) as url:
+    server.start()
+    with _database(server, server.template("perdure_audited", prepare)) as url:
         yield url
 
 
