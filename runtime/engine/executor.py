@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +45,11 @@ class RunningStep:
 
 
 class StepExecutor:
-    """Starts step functions and reports what came of them to the activation, on the host loop."""
+    """Starts step functions and reports what came of them to the activation, on the host loop.
+
+    may_start: awaited before each attempt; returns while the runner's lease is trusted, so that a runner that was
+    frozen or cut off does not begin what another has taken over meanwhile (R2).
+    """
 
     def __init__(
         self,
@@ -55,7 +59,9 @@ class StepExecutor:
         *,
         park_after: float,
         result_limit: int,
+        may_start: Callable[[], Awaitable[None]],
     ) -> None:
+        self._may_start = may_start
         self._result_limit = result_limit
         self._host = host
         self._now = now
@@ -81,6 +87,7 @@ class StepExecutor:
 
     async def _attempts(self, run: Activation, step: RunningStep, target: StepTarget) -> None:
         definition, info = target.definition, step.info
+        await self._may_start()
         started_at = self._now()
         while True:
             output, error = await self._attempt(target, step)
@@ -100,6 +107,7 @@ class StepExecutor:
             if not await _rested(step, delay):
                 return
             info.attempt += 1
+            await self._may_start()
 
     def _delay(
         self,
