@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import weakref
 from pathlib import Path
 
 from perdure.storage import schema
@@ -159,6 +160,7 @@ class MemoryLink:
 
     def __init__(self, clock: Clock) -> None:
         connection = file.open_memory()
+        weakref.finalize(self, connection.close)
         for statement in schema.statements("sqlite"):
             connection.execute(statement)
         connection.executemany(

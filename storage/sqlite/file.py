@@ -13,7 +13,7 @@ from perdure.storage.sqlite.failures import ADVICE, is_contention, primary_code
 OLDEST = (3, 38, 0)
 OPENING = 5.0
 """Seconds that opening waits for a process which recovers or converts the file at the same moment."""
-LOCK_TRY = 0.02
+LOCK_TRY = 0.01
 """Seconds of one try to get the write lock; the tries go on until the call's deadline."""
 
 
@@ -102,9 +102,7 @@ def _cannot_open(path: Path, error: sqlite3.Error) -> ConfigurationError:
     code = primary_code(error)
     advice = ADVICE.get(-1 if code is None else code)
     if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
-        advice = (
-            "this is not a SQLite database, or a damaged one: correct the URL or restore it from a backup"
-        )
+        advice = "this is not a SQLite database, or a damaged one: correct the URL or restore it from a backup"
     return ConfigurationError(f"SQLite file {path} cannot be opened: {advice or error} ({error})")
 
 

@@ -140,6 +140,21 @@ async def test_an_older_epoch_takes_nothing(world: World) -> None:
 
 
 @pytest.mark.req("CL4")
+async def test_a_run_claimed_under_a_higher_epoch_is_left(world: World) -> None:
+    """As after a restore that brought the shard rows back but not the runs'."""
+    runner = await world.runner()
+    await world.start("due", "orphan")
+    await world.execute("update perdure_fences set epoch = 7")
+    assert await runner.claim() == {}
+    await world.execute("update perdure_fences set epoch = 1")
+    await runner.claim()
+    await world.execute("update perdure_fences set epoch = 7")
+    assert await runner.claim(orphans=True) == {}
+    await world.execute("update perdure_fences set epoch = 1")
+    assert sorted(await runner.claim(orphans=True)) == ["due", "orphan"]
+
+
+@pytest.mark.req("CL4")
 async def test_a_runner_declared_dead_claims_nothing(world: World) -> None:
     runner = await world.runner()
     await world.start("r1")

@@ -379,7 +379,7 @@ QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 @pytest.mark.req("CL4")
 def test_the_engines_give_the_same_answers(pair: Pair) -> None:
-    @settings(max_examples=40, deadline=None, suppress_health_check=QUIET, database=None)
+    @settings(max_examples=60, deadline=None, suppress_health_check=QUIET, database=None)
     @given(sequences)
     def compare(sequence: list[Operation]) -> None:
         pair.play(sequence)

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import asyncpg
+
 from perdure.storage.clock import SeededRandomness, SystemClock
 from perdure.storage.connect import Database, DatabaseSettings, connect
 from perdure.storage.interface import ClusterStore, RunnerIdentity, RunStore
@@ -34,6 +36,7 @@ from perdure.storage.model import (
     StartOutcome,
     Verdict,
 )
+from perdure.storage.sqlite import SqliteDatabase
 from tests.harness.waiting import until
 
 SHARDS = 4
@@ -121,6 +124,17 @@ class World:
     async def close(self) -> None:
         await self.runs.close()
         await self.cluster.close()
+
+    async def execute(self, sql: str) -> None:
+        """What no store would ever do: a restored backup, a row written by hand. Plain SQL for every engine."""
+        if isinstance(self.database, SqliteDatabase):
+            await self.database.writer.write(lambda tx: tx.select(sql, {}))
+            return
+        connection = await asyncpg.connect(self.settings.url)
+        try:
+            await connection.execute(sql)
+        finally:
+            await connection.close()
 
     def fresh_id(self) -> int:
         return self._random.bits63()
