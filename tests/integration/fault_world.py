@@ -19,7 +19,7 @@ from perdure.storage.clock import SystemClock
 from perdure.storage.connect import DatabaseSettings, connect
 from perdure.storage.model import Topology
 from tests.harness.audit import AuditRow, read_history
-from tests.harness.checkers import accounted_executions, check_history, final_statuses
+from tests.harness.checkers import accounted_executions, check_history, claim_chains, final_statuses
 from tests.harness.pods import Pod, Pods
 from tests.harness.sidelog import Execution, Fault, SideLog, check_executions
 from tests.harness.waiting import until
@@ -60,6 +60,11 @@ class World:
         self.pods.end_all()
         await self.client.__aexit__(None, None, None)
 
+    @property
+    def database(self) -> str:
+        """The database's name, for the URL of a proxy before it."""
+        return self.url.rpartition("/")[2]
+
     # ---- pods ---------------------------------------------------------------------------------
 
     async def start_pods(self, *urls: str) -> list[Pod]:
@@ -88,6 +93,22 @@ class World:
         ]
         assert found, f"pod {pod.name} has no runner that is alive"
         return max(found, key=lambda runner: runner.lease_left)
+
+    async def goes_on_anew(self, pod: Pod, old: int) -> int:
+        """Wait until a pod's process is another runner than the old one, alive and with shards; its id."""
+
+        async def look() -> int | None:
+            for runner in (await self.cluster()).runners:
+                mine = runner.address.endswith(f":{pod.port}") and runner.runner_id != old
+                if mine and runner.alive and runner.shards:
+                    return runner.runner_id
+            return None
+
+        new = await until(look, what=f"pod {pod.name} is a new runner", deadline=20, interval=0.05)
+        assert new is not None
+        assert (await pod.status())["runner_id"] == new
+        assert old in {row.runner_id for row in (await self.topology()).runners if row.dead}
+        return new
 
     async def even(self, count: int, *, deadline: float = 20.0) -> None:
         """Wait until so many runners are alive and each holds its even share."""
@@ -183,8 +204,9 @@ class World:
         rows = await self.history()
         accounted = accounted_executions(rows)
         executions = self.executions
-        assert check_history(rows) == []
-        assert check_executions(executions, accounted, faults, window=window) == []
+        wrong = check_history(rows)
+        wrong += check_executions(executions, accounted, faults, window=window)
+        assert not wrong, "\n".join(wrong[:20])
         return len(executions) - sum(accounted.values())
 
 
@@ -230,6 +252,15 @@ def taken_from(rows: Sequence[AuditRow], runner: int) -> set[str]:
         and row.claim_id not in (None, row.old_claim_id)
         and row.old_claim_id is not None
         and row.old_runner_id == runner != row.runner_id
+    }
+
+
+def claimed_by(rows: Sequence[AuditRow], runner: int) -> set[str]:
+    """The runs that a runner has claimed at some time."""
+    return {
+        run_id
+        for run_id, chain in claim_chains(rows).items()
+        if any(claimer == runner for _, claimer in chain)
     }
 
 

@@ -7,10 +7,10 @@ import signal
 import time
 from collections import defaultdict
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from tests.harness.checkers import claim_chains
 from tests.harness.pods import Pod
 from tests.harness.postgres import PrivatePostgres
 from tests.harness.proxy import PostgresProxy
@@ -19,6 +19,7 @@ from tests.integration.apps.beats import Beats
 from tests.integration.fault_world import (
     LEASE,
     World,
+    claimed_by,
     handed_over,
     of_runs,
     taken_from,
@@ -26,10 +27,7 @@ from tests.integration.fault_world import (
 
 BETWEEN_STEPS = Beats(work=0.005, rest=0.3)
 SLOW_STEPS = Beats(work=0.2)
-
-
-def database(url: str) -> str:
-    return url.rpartition("/")[2]
+UNEVEN_STEPS = Beats(work=0.2, spread=0.5)
 
 
 async def check_take_over(w: World, victim: Pod, runner: int, *, least: int) -> None:
@@ -83,15 +81,19 @@ async def test_a_killed_pods_runs_go_on_within_a_lease_and_a_second(
     ],
 )
 async def test_a_pod_is_killed_while_its_batch_is_in_flight(
-    postgres: PrivatePostgres, audited_postgres_url: str, tmp_path: Path, runs: int, where: str
+    postgres: PrivatePostgres,
+    audited_postgres_url: str,
+    tmp_path: Path,
+    runs: int,
+    where: Literal["before", "answer"],
 ):
     async with PostgresProxy(postgres.port) as proxy, World(audited_postgres_url, tmp_path) as w:
-        behind = proxy.url(database(w.url))
+        behind = proxy.url(w.database)
         victim, _, _ = await w.start_pods(behind, w.url, w.url)
         run_ids = await w.start_runs(runs, BETWEEN_STEPS)
         await w.beating(run_ids, steps=3)
         runner = (await w.runner_of(victim)).runner_id
-        rule = proxy.call(lambda _: victim.kill(), name="commit", where=where)  # type: ignore[arg-type]
+        rule = proxy.call(lambda _: victim.kill(), name="commit", where=where)
         await asyncio.wait_for(rule.happened.wait(), 10)
         await w.beating(run_ids, since=victim.faults[0].at, steps=2)
         await w.finish()
@@ -105,30 +107,49 @@ async def test_a_pod_is_killed_while_its_batch_is_in_flight(
 
 @pytest.mark.req("CL3", "CL4")
 @pytest.mark.parametrize(
-    "runs", [60, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(240)])]
+    ("runs", "where"),
+    [
+        (60, "answer"),
+        pytest.param(200, "before", marks=[pytest.mark.slow, pytest.mark.timeout(240)]),
+        pytest.param(200, "answer", marks=[pytest.mark.slow, pytest.mark.timeout(240)]),
+        pytest.param(200, None, marks=[pytest.mark.slow, pytest.mark.timeout(240)]),
+    ],
 )
 async def test_a_frozen_pod_writes_nothing_after_it_was_declared_dead_and_goes_on_as_a_new_runner(
-    audited_postgres_url: str, tmp_path: Path, runs: int
+    postgres: PrivatePostgres,
+    audited_postgres_url: str,
+    tmp_path: Path,
+    runs: int,
+    where: Literal["before", "answer"] | None,
 ):
-    async with World(audited_postgres_url, tmp_path) as w:
-        pods = await w.three()
-        run_ids = await w.start_runs(runs, SLOW_STEPS)
+    """Frozen as it sends a batch, as the answer to one comes, or anywhere. Steps are in flight."""
+    async with PostgresProxy(postgres.port) as proxy, World(audited_postgres_url, tmp_path) as w:
+        frozen, _, _ = await w.start_pods(proxy.url(w.database), w.url, w.url)
+        run_ids = await w.start_runs(runs, UNEVEN_STEPS)
         await w.beating(run_ids, steps=2)
-        frozen = pods[0]
         old = (await w.runner_of(frozen)).runner_id
-        in_flight = [e for e in w.executions if e.pid == frozen.pid and e.ended is None]
-        frozen.freeze()
-        thaw_at = time.monotonic() + 3 * LEASE
+        if where is None:
+            frozen.freeze()
+        else:
+            rule = proxy.call(lambda _: frozen.freeze(), name="commit", where=where)
+            await asyncio.wait_for(rule.happened.wait(), 10)
+        frozen_at = frozen.faults[0].at
+        thaw_at = frozen_at + 3 * LEASE
         await until(lambda: time.monotonic() >= thaw_at, what="three leases", deadline=4 * LEASE)
         thawed = frozen.thaw().until
         assert thawed is not None
-        new = await goes_on_anew(w, frozen, old)
+        new = await w.goes_on_anew(frozen, old)
         await w.even(3)
         await w.beating(run_ids, since=time.monotonic(), steps=2)
         await w.finish()
 
         rows = await w.history()
-        assert len(in_flight) >= runs // 5, "steps were in flight when it was frozen"
+        in_flight = [
+            e
+            for e in w.executions
+            if e.pid == frozen.pid and e.started < frozen_at < (e.ended or float("inf"))
+        ]
+        assert in_flight
         assert taken_from(rows, old)
         beyond = await w.check(w.pods.faults)
         twice: dict[tuple[str, str], set[int]] = defaultdict(set)
@@ -136,33 +157,9 @@ async def test_a_frozen_pod_writes_nothing_after_it_was_declared_dead_and_goes_o
             twice[execution.run, execution.key].add(execution.pid)
         assert all(frozen.pid in pids for pids in twice.values() if len(pids) > 1)
         # Once thawed, its old life begins nothing: what it executes it has claimed as the new runner.
-        claimed_anew = {
-            run_id
-            for run_id, chain in claim_chains(rows).items()
-            if any(runner == new for _, runner in chain)
-        }
         begun = {e.run for e in w.executions if e.pid == frozen.pid and e.started > thawed}
-        assert begun <= claimed_anew
+        assert begun <= claimed_by(rows, new)
         print(f"in flight {len(in_flight)}, beyond commits {beyond}, begun anew {len(begun)}")
-
-
-async def goes_on_anew(w: World, pod: Pod, old: int) -> int:
-    """Wait until the pod's process is another runner, alive and with shards; its id."""
-
-    async def look() -> int | None:
-        for runner in (await w.cluster()).runners:
-            mine = runner.address.endswith(f":{pod.port}") and runner.runner_id != old
-            if mine and runner.alive and runner.shards:
-                return runner.runner_id
-        return None
-
-    new = await until(look, what="the thawed pod is a new runner", deadline=20, interval=0.05)
-    assert new is not None
-    assert (await pod.status())["runner_id"] == new
-    assert pod.alive
-    dead = {runner.runner_id for runner in (await w.cluster()).runners if not runner.alive}
-    assert old in dead
-    return new
 
 
 # ---- stopped ----------------------------------------------------------------------------------

@@ -12,11 +12,12 @@ import pytest
 
 from tests.harness.pods import Pod
 from tests.harness.postgres import PrivatePostgres
+from tests.harness.proxy import PostgresProxy
 from tests.harness.sidelog import Fault
 from tests.harness.waiting import until
 from tests.harness.watch import terminate_sessions
 from tests.integration.apps.beats import Beats
-from tests.integration.fault_world import LEASE, World
+from tests.integration.fault_world import LEASE, World, claimed_by, taken_from
 
 KEEPERS = ("renew", "topology")
 COMMITTERS = ("commit",)
@@ -136,3 +137,42 @@ async def test_the_database_goes_away_and_everything_goes_on_by_itself(
             f"away for {(restart.until or 0) - restart.at:.2f} s; executions beyond commits: {beyond} of "
             f"{len(w.executions)}; runners declared dead: {await runners_dead(w)}"
         )
+
+
+# ---- away for one pod alone -------------------------------------------------------------------
+
+
+@pytest.mark.req("CL3", "CL4", "CL11")
+@pytest.mark.parametrize(
+    "runs", [60, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(240)])]
+)
+async def test_a_pod_cut_off_from_the_database_begins_nothing_and_comes_back_as_a_new_runner(
+    postgres: PrivatePostgres, audited_postgres_url: str, tmp_path: Path, runs: int
+):
+    """Its connections stay open and nothing passes, for three leases; what it had sent arrives after that."""
+    async with PostgresProxy(postgres.port) as proxy, World(audited_postgres_url, tmp_path) as w:
+        alone, _, _ = pods = await w.start_pods(proxy.url(w.database), w.url, w.url)
+        run_ids = await w.start_runs(runs, Beats(work=0.2))
+        await w.beating(run_ids, steps=2)
+        old = (await w.runner_of(alone)).runner_id
+        async with Readiness(pods) as readiness:
+            at = time.monotonic()
+            proxy.hang_all()
+            ends = at + 3 * LEASE
+            await until(lambda: time.monotonic() >= ends, what="three leases", deadline=4 * LEASE)
+            assert proxy.connections, "connections were held, not closed"
+            resumed = time.monotonic()
+            proxy.resume()
+            fault = Fault("cut off", at=at, until=resumed, pid=alone.pid)
+            assert readiness.unready(fault) == {alone.name}
+            new = await w.goes_on_anew(alone, old)
+            await w.even(3)
+            await w.beating(run_ids, since=time.monotonic(), steps=2)
+        await w.finish()
+        assert taken_from(await w.history(), old)
+        beyond = await w.check([fault])
+        untrusted = at + LEASE
+        begun = [e for e in w.executions if e.pid == alone.pid and untrusted < e.started < resumed]
+        assert begun == [], "begun without a lease"
+        assert claimed_by(await w.history(), new)
+        print(f"executions beyond commits: {beyond} of {len(w.executions)}")

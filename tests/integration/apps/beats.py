@@ -19,9 +19,11 @@ STOP = ".stop"
 
 
 class Beats(BaseModel):
-    """work: seconds a step takes. rest: seconds of durable sleep between two steps. most: steps at most."""
+    """work: seconds a step takes. spread: by which part of it that differs from step to step and run to run.
+    rest: seconds of durable sleep between two steps. most: steps at most."""
 
     work: float = 0.0
+    spread: float = 0.0
     rest: float = 0.0
     most: int = 10_000
 
@@ -65,7 +67,8 @@ async def beats(ctx: Context, plan: Beats) -> int:
     for number in range(plan.most):
         if number and plan.rest:
             await ctx.sleep(plan.rest)
-        done = await ctx.step(beat, number, plan.work)
+        work = plan.work * (1 + plan.spread * (ctx.random() - 0.5)) if plan.spread else plan.work
+        done = await ctx.step(beat, number, work)
         if done.number != number:
             raise AssertionError(f"step {number} was given the result of step {done.number}")
         if done.last:
