@@ -10,9 +10,16 @@ import pytest
 
 from perdure.storage.connect import DatabaseSettings, migrate
 from tests.contract.world import World
+from tests.harness.postgres import PrivatePostgres
 
 ENGINES = ("sqlite-memory", "sqlite-file", "postgres")
 SHARED = ("sqlite-file", "postgres")
+TABLES = ("runs", "fences", "wakes", "steps", "messages", "run_events", "runners", "shards")
+EMPTY = (
+    "do $$ begin "
+    + " ".join(f"delete from perdure_{table};" for table in TABLES)
+    + " delete from perdure_meta where key in ('shard_count', 'lock_mode'); end $$"
+)
 
 
 @pytest.fixture(scope="session")
@@ -30,10 +37,27 @@ def sqlite_file_url(migrated_file: Path, tmp_path: Path) -> str:
     return f"sqlite:///{path}"
 
 
+@pytest.fixture(scope="session")
+def contract_database(postgres: PrivatePostgres) -> str:
+    """One migrated PostgreSQL database for the suite; emptying it is quicker than making another."""
+    return postgres.template("contract", _migrate)
+
+
+@pytest.fixture
+def emptied_postgres_url(postgres: PrivatePostgres, contract_database: str) -> str:
+    postgres.start()  # a test before this one may have left the server down
+    postgres.run_sql(EMPTY, database=contract_database)
+    return postgres.url(contract_database)
+
+
+def _migrate(url: str) -> None:
+    migrate(DatabaseSettings(url))
+
+
 def _url_of(engine: str, request: pytest.FixtureRequest) -> str:
     if engine == "sqlite-memory":
         return "sqlite:///:memory:"
-    fixture = "sqlite_file_url" if engine == "sqlite-file" else "migrated_postgres_url"
+    fixture = "sqlite_file_url" if engine == "sqlite-file" else "emptied_postgres_url"
     url: str = request.getfixturevalue(fixture)
     return url
 
