@@ -74,6 +74,12 @@ class MessageKind(StrEnum):
     CANCEL = "cancel"
     CHILD = "child"
     UPDATE = "update"
+    UNKNOWN = "unknown"
+    """Read only: a message of a later release. It is left in its mailbox for code that knows it (R16)."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> MessageKind:
+        return cls.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)

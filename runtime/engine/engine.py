@@ -227,16 +227,35 @@ class Engine:
         backoff = Backoff(self._randomness)
         while True:
             try:
-                journals = await self._store.read_journals(run_ids)
-                mailboxes = await self._store.read_mailboxes(run_ids)
+                journals, mailboxes = await asyncio.gather(
+                    self._store.read_journals(run_ids), self._store.read_mailboxes(run_ids)
+                )
                 break
             except StorageError as error:
                 log.warning("load.unavailable", runs=len(run_ids), error=str(error))
                 await backoff.wait()
+            except Exception as error:
+                await self._load_apart(activations, error)
+                return
         for activation in activations:
             if not activation.gone:
                 run_id = activation.run.run_id
                 self._enter(activation, journals[run_id], mailboxes.get(run_id))
+
+    async def _load_apart(self, activations: Sequence[Activation], error: Exception) -> None:
+        """One of these has a journal that this code cannot read: halve until it is alone, and hold it (R8, R16)."""
+        if len(activations) > 1:
+            middle = len(activations) // 2
+            await self._load(activations[:middle])
+            await self._load(activations[middle:])
+            return
+        [activation] = activations
+        text = f"its journal cannot be read by this release: {error}"
+        log.error("run.unreadable", run_id=activation.run.run_id, error=str(error))
+        if not activation.gone:
+            activation.hold(
+                Reason.NONDETERMINISM, RunEvent("journal-unreadable", self._now(), text)
+            )
 
     def _enter(
         self, activation: Activation, journal: Sequence[Entry], mailbox: Mailbox | None
