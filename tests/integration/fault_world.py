@@ -33,10 +33,11 @@ SHARDS = 256
 class World:
     """Pods (started by the test) and a client on one audited database.
 
-    lease: of all pods, seconds. Each pod can be given a URL of its own, such as that of a proxy.
+    lease: of all pods, seconds. settings: further ones of all pods. Each pod can be given a URL of its own, such as
+    that of a proxy.
     """
 
-    def __init__(self, url: str, folder: Path, *, lease: float = LEASE) -> None:
+    def __init__(self, url: str, folder: Path, *, lease: float = LEASE, **settings: str) -> None:
         self.url = url
         self.side_log = SideLog(folder / "side.log")
         self.client = Client(url, workflows=[beats])
@@ -45,7 +46,11 @@ class World:
             APP,
             url,
             folder,
-            env={"PERDURE_LEASE": f"{lease:g}", "PERDURE_RUNNER_STORAGE": "sql"},
+            env={
+                "PERDURE_LEASE": f"{lease:g}",
+                "PERDURE_RUNNER_STORAGE": "sql",
+                **{f"PERDURE_{key.upper()}": value for key, value in settings.items()},
+            },
             command=[sys.executable, "-m", "perdure", "serve", APP],
             side_log=self.side_log.path,
         )

@@ -139,6 +139,29 @@ async def test_the_database_goes_away_and_everything_goes_on_by_itself(
         )
 
 
+@pytest.mark.slow
+@pytest.mark.req("CL5", "CL11")
+async def test_a_pod_that_is_told_to_stop_while_the_database_is_away_does_stop(
+    postgres: PrivatePostgres, audited_postgres_url: str, tmp_path: Path
+):
+    """Within its grace and the keeper's four renewals; its runs go on elsewhere when the database is back."""
+    async with World(audited_postgres_url, tmp_path, grace="2") as w:
+        (pod,) = await w.start_pods(w.url)
+        run_ids = await w.start_runs(30, Beats(work=0.1))
+        await w.beating(run_ids, steps=2)
+        at = time.monotonic()
+        await asyncio.to_thread(postgres.stop, "immediate")
+        pod.terminate()
+        assert await pod.wait_end(deadline=2 + LEASE + 5) == 0
+        assert "Traceback" not in pod.log
+        await asyncio.to_thread(postgres.start)
+        back = time.monotonic()
+        await w.start_pods(w.url)
+        await w.beating(run_ids, since=back, steps=2)
+        await w.finish()
+        await w.check([Fault("stop without the database", at=at, until=back)])
+
+
 # ---- away for one pod alone -------------------------------------------------------------------
 
 
