@@ -25,6 +25,7 @@ from perdure.runtime.engine.decisions import (
     park_decision,
 )
 from perdure.runtime.engine.executor import RunningStep, StepExecutor
+from perdure.runtime.engine.pacing import Backoff
 from perdure.runtime.engine.slots import Slots
 from perdure.storage.errors import DataRefused
 from perdure.storage.model import (
@@ -101,6 +102,9 @@ class Activation:
         self._cancel_reason: str | None = None
         self._unstorable = False
         self._mail_is_stale = False
+        self._refusals = 0
+        """Parks refused in a row without a new message: somebody else has locked the wake row."""
+        self._park_at = 0.0
         self._early_mail: Mailbox | None = None
         self._poked = False
         self._slotted = False
@@ -150,6 +154,8 @@ class Activation:
         ):  # the journal is still being read; this may be newer than what is read with it
             self._early_mail = mailbox
             return
+        if mailbox.wake_seq > self.seen:
+            self._refusals = 0
         self.seen = mailbox.wake_seq
         self._mail_is_stale = False
         for message in mailbox.messages:
@@ -293,6 +299,9 @@ class Activation:
             return None
         if decision is None:
             return None
+        if self._refusals and self.around.now() < self._park_at:
+            self._schedule_look(self._park_at)
+            return None
         return Park(decision.wake_at, self.seen, decision.reason)
 
     def _schedule_look(self, at: float) -> None:
@@ -371,6 +380,8 @@ class Activation:
         if isinstance(write.outcome, Park):
             assert refused, "a park that was not refused has left"
             self._mail_is_stale = True
+            self._park_at = self.around.now() + Backoff.delay(self._refusals, 0.5)
+            self._refusals += 1
             self.body.thaw()
             self.around.want_mail(self)
         self._advance()
