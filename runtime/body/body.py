@@ -165,9 +165,19 @@ class Body:
         """A step has ended; ``error`` None means well. The body hears of it in its turn."""
         self._arrive(Arrival(key, attempt, output, error, started_at, None))
 
-    def attempt_failed(self, key: str, *, attempt: int, error: str, retry_at: float) -> None:
-        """An attempt has failed; the next one starts not before ``retry_at`` (database time), also in a later life."""
-        self._arrive(Arrival(key, attempt, None, error, None, retry_at))
+    def attempt_failed(
+        self,
+        key: str,
+        *,
+        attempt: int,
+        error: str,
+        retry_at: float,
+        began_at: float | None = None,
+    ) -> None:
+        """An attempt has failed; the next one starts not before ``retry_at`` (database time), also in a later life.
+
+        began_at: when the first attempt began, kept as the entry's ``started_at``: retry budgets count from there."""
+        self._arrive(Arrival(key, attempt, None, error, began_at, retry_at))
 
     def _arrive(self, arrival: Arrival) -> None:
         if self._dead:

@@ -109,6 +109,8 @@ class Activation:
         self._poked = False
         self._slotted = False
         self.record_attempts = run.taken_over
+        self._began: dict[str, float] = {}
+        """When the first attempt of a step began whose failed attempts are entries."""
         self._hold_slot(True)
 
     # -- life
@@ -125,6 +127,8 @@ class Activation:
         for entry in journal:
             if entry.kind is EntryKind.CANCEL:
                 self._cancel_reason = entry.output
+            elif entry.kind is EntryKind.ATTEMPT and entry.started_at is not None:
+                self._began[entry.key] = entry.started_at
 
         def main(body: Body) -> Any:
             return definition.call(context(body, self), payload)
@@ -220,7 +224,8 @@ class Activation:
         self, key: str, call: StepCall, attempt: int, context: contextvars.Context
     ) -> None:
         self._hold_slot(True)
-        self.steps[key] = self.around.executor.start(self, key, call, attempt, context)
+        began = self._began.get(key)
+        self.steps[key] = self.around.executor.start(self, key, call, attempt, context, began)
 
     def abandon_step(self, key: str) -> None:
         step = self.steps.pop(key, None)
@@ -253,10 +258,15 @@ class Activation:
                 key, attempt=attempt, output=output, error=error, started_at=started_at
             )
 
-    def attempt_failed(self, key: str, attempt: int, error: str, retry_at: float) -> None:
+    def attempt_failed(
+        self, key: str, attempt: int, error: str, retry_at: float, began_at: float
+    ) -> None:
         self.steps.pop(key, None)
+        self._began[key] = began_at
         if not self.gone and self.body is not None:
-            self.body.attempt_failed(key, attempt=attempt, error=error, retry_at=retry_at)
+            self.body.attempt_failed(
+                key, attempt=attempt, error=error, retry_at=retry_at, began_at=began_at
+            )
 
     # -- the gate
     def _advance(self) -> None:

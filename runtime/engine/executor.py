@@ -76,19 +76,24 @@ class StepExecutor:
         call: StepCall,
         attempt: int,
         context: contextvars.Context,
+        began_at: float | None = None,
     ) -> RunningStep:
+        """began_at: when the first attempt began, if this is not it; retry budgets count from there."""
         target: StepTarget = call.target
         info = StepInfo(run_id=run.run.run_id, key=key, name=call.name, attempt=attempt)
         step = RunningStep(info)
         step.task = self._host.create_task(
-            self._attempts(run, step, target), name=key, context=context
+            self._attempts(run, step, target, began_at), name=key, context=context
         )
         return step
 
-    async def _attempts(self, run: Activation, step: RunningStep, target: StepTarget) -> None:
+    async def _attempts(
+        self, run: Activation, step: RunningStep, target: StepTarget, began_at: float | None
+    ) -> None:
         definition, info = target.definition, step.info
         await self._may_start()
         started_at = self._now()
+        began_at = started_at if began_at is None else began_at
         while True:
             output, error = await self._attempt(target, step)
             if not step.wanted:
@@ -97,12 +102,12 @@ class StepExecutor:
                 run.step_done(info.key, info.attempt, output, None, started_at)
                 return
             text = encode_failure(error)
-            delay = self._delay(definition, info.attempt, self._now() - started_at, error)
+            delay = self._delay(definition, info.attempt, self._now() - began_at, error)
             if delay is None:
                 run.step_done(info.key, info.attempt, None, text, started_at)
                 return
             if delay > self._park_after or run.record_attempts:
-                run.attempt_failed(info.key, info.attempt, text, self._now() + delay)
+                run.attempt_failed(info.key, info.attempt, text, self._now() + delay, began_at)
                 return
             if not await _rested(step, delay):
                 return
