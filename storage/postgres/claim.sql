@@ -12,20 +12,20 @@ with mine as materialized (  -- a line for each bucket of 256 slots of each shar
    where exists (select 1 from perdure_runners r where r.runner_id = $1 and not r.dead)
    order by m.place, b.n
 ), found as materialized (  -- read only as far as `picked` asks
-  select o.run_id, m.epoch, m.slot_lo
+  select o.run_id, o.claim_id, m.epoch, m.slot_lo
     from mine m
    cross join lateral (
-     select f.run_id from perdure_fences f
+     select f.run_id, f.claim_id from perdure_fences f
       where f.slot between m.slot_lo and m.slot_hi and f.status = 'running' and f.claim_id <> all($5::bigint[])
         and f.workflow = any($4::text[]) and f.epoch <= m.epoch
         and (f.runner_id = $1 or exists (select 1 from perdure_runners r where r.runner_id = f.runner_id and r.dead))
       limit $6) o
    where $8::boolean
   union all
-  select d.run_id, m.epoch, m.slot_lo
+  select d.run_id, d.claim_id, m.epoch, m.slot_lo
     from mine m
    cross join lateral (
-     select w.run_id from perdure_wakes w join perdure_fences f on f.run_id = w.run_id
+     select w.run_id, f.claim_id from perdure_wakes w join perdure_fences f on f.run_id = w.run_id
       where w.slot >> 8 = m.slot_lo >> 8 and w.slot between m.slot_lo and m.slot_hi
         and w.wake_at is not null and w.wake_at <= now() + $9::float8 * interval '1 second'
         and w.wake_at >= coalesce($10::timestamptz, '-infinity') and w.hold is null
@@ -33,11 +33,12 @@ with mine as materialized (  -- a line for each bucket of 256 slots of each shar
       order by w.wake_at limit $6) d
 ), picked as materialized (  -- one more than wanted, to know whether there is more
   select * from found limit cardinality($7::bigint[]) + 1
-), fl as materialized (  -- the predicate again: SKIP LOCKED evaluates it anew on the newest version of f
+), fl as materialized (  -- the predicate again: SKIP LOCKED evaluates it anew on the newest version of f. A run that
+  -- another claim has got meanwhile is left alone, also if that is mine and newer than $5
   select f.run_id, f.status, f.runner_id, c.epoch
     from (select * from picked limit cardinality($7::bigint[])) c
     join perdure_fences f on f.run_id = c.run_id
-   where f.workflow = any($4::text[]) and f.epoch <= c.epoch
+   where f.workflow = any($4::text[]) and f.epoch <= c.epoch and f.claim_id is not distinct from c.claim_id
      and (f.status in ('pending', 'suspended')
           or f.status = 'running' and f.claim_id <> all($5::bigint[])
              and (f.runner_id = $1 or exists (select 1 from perdure_runners r where r.runner_id = f.runner_id and r.dead)))

@@ -35,10 +35,12 @@ with batch as materialized (
     left join lateral (
       select true as theirs, w.wake_seq as parent_seq from perdure_wakes w
        where f.outcome = 'finish' and w.run_id = f.parent_id for no key update skip locked) p on true
-), ok as materialized (  -- a finish or a hold whose wake row is locked is set aside whole; no parent wake row: the parent has ended
+), ok as materialized (  -- a finish or a hold whose wake row is locked is set aside whole; so is a finish over mail that came after
+  -- this statement's snapshot, which would stay behind; no parent wake row: the parent has ended
   select * from wl l
    where l.outcome is null or (l.outcome = 'park' and not l.hold)
-      or (l.mine and (l.parent_id is null or l.theirs or not exists (select 1 from perdure_wakes p where p.run_id = l.parent_id)))
+      or (l.mine and (l.hold or l.wake_seq = (select w.wake_seq from perdure_wakes w where w.run_id = l.run_id))
+          and (l.parent_id is null or l.theirs or not exists (select 1 from perdure_wakes p where p.run_id = l.parent_id)))
 ), note as materialized (
   select parent_id as run_id, run_id as child, final, coalesce(result, error) as body,
          parent_seq + row_number() over (partition by parent_id order by run_id) as wake_seq

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
+import asyncpg
+
 from perdure.storage.clock import Clock, Randomness
 from perdure.storage.connect import DatabaseSettings
 from perdure.storage.errors import (
@@ -168,8 +170,17 @@ class PostgresRunStore(RunStore):
         return await self._calls.shielded(self._cancel_unentered(run_id, batch_id, reason))
 
     async def _cancel_unentered(self, run_id: str, batch_id: int, reason: str | None) -> bool:
-        lane = self._client_lane
-        if await self._fetch(lane, queries.CANCEL_UNENTERED, run_id, batch_id, reason, writes=True):
+        lane, deadline = self._client_lane, self._settings.deadline
+
+        async def end(connection: asyncpg.Connection) -> list[Row]:
+            async with connection.transaction():
+                await connection.fetch(queries.LOCK_UNENTERED, run_id)
+                return await connection.fetch(queries.CANCEL_UNENTERED, run_id, batch_id, reason)
+
+        async def use(session: Session) -> list[Row]:
+            return await session.run(end, what="cancel_unentered", writes=True, deadline=deadline)
+
+        if await lane.run(use, what="cancel_unentered", patience=deadline):
             return True
         found = await self._fetch(
             lane, queries.FIND_RUN, run_id
