@@ -692,7 +692,7 @@ class Body:
     async def _step(self, call: StepCall) -> Any:
         self._not_awaited.pop(id(call), None)
         if self._inside(f"step {call.name!r}"):
-            await Forever()
+            await Forever(self._loop)
         loop = self._loop
         key = loop.node().key(call.name)
         future: asyncio.Future[Any] = asyncio.Future(loop=loop)
@@ -710,7 +710,7 @@ class Body:
         A message sent at the deadline or before wins, whenever it is read; with a timeout of 0 this is a look.
         """
         if self._inside(f"wait for signal {wait.name!r}"):
-            await Forever()
+            await Forever(self._loop)
         loop = self._loop
         key = loop.node().key(f"signal:{wait.name}")
         opened = OpenWait(key, wait, asyncio.Future(loop=loop), None)
@@ -739,7 +739,7 @@ class Body:
 
     async def _sleep_until(self, instant: float, name: str | None) -> None:
         if self._inside("sleep" if name is None else f"sleep {name!r}"):
-            await Forever()
+            await Forever(self._loop)
         loop = self._loop
         if instant <= loop.now:
             await asyncio.sleep(0)
@@ -754,13 +754,18 @@ class Body:
             timer.cancel()
 
     def _inside(self, what: str) -> bool:
-        """True: the context is dead, suspend. Raises RefusedInBody outside of this body's own turn."""
+        """True: the context is dead, suspend. Raises RefusedInBody outside of a living body's own turn.
+
+        Dead comes first: code that catches everything around a context that raises would spin for ever.
+        """
+        if self._dead:
+            return True
         if asyncio._get_running_loop() is not self._loop:
             raise RefusedInBody(
                 f"{what}: the context of run {self._name} was used outside of its workflow body "
                 f"({_where_now()}). Steps, sleeps and waits belong in the body: pass their values to the step function"
             )
-        return self._dead
+        return False
 
 
 def _where_now() -> str:

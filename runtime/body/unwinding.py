@@ -37,11 +37,23 @@ _LINKS = ("async_generator_asend", "async_generator_athrow", "anext_awaitable", 
 
 
 class Forever:
-    """Awaiting it suspends until closed: what a dead context does. Raising could be caught and would spin."""
+    """Awaiting it suspends until closed: what a dead context does. Raising could be caught and would spin.
 
-    def __await__(self) -> Generator[None, None, None]:
+    In a task of another loop (a step that was given the context) it waits there for a future nobody sets, so that the
+    task can be cancelled and does not keep that loop busy. It also works where no loop runs: when Python finalises a
+    coroutine that swallowed every close, at the end of the process for instance.
+    """
+
+    def __init__(self, own: asyncio.AbstractEventLoop) -> None:
+        self._own = own
+
+    def __await__(self) -> Generator[Any, None, None]:
         while True:
-            yield
+            loop = asyncio._get_running_loop()
+            if loop is None or loop is self._own:
+                yield
+            else:
+                yield from loop.create_future()
 
 
 class Nothing(Coroutine[Any, Any, None]):
