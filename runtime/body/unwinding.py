@@ -44,7 +44,7 @@ class Forever:
     coroutine that swallowed every close, at the end of the process for instance.
     """
 
-    def __init__(self, own: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, own: asyncio.AbstractEventLoop | None = None) -> None:
         self._own = own
 
     def __await__(self) -> Generator[Any, None, None]:
