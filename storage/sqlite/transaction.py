@@ -49,6 +49,10 @@ class Transaction:
         """A statement put together from fixed parts, for lists with filters."""
         return self._connection.execute(text, values).fetchall()
 
+    def trace(self, listener: Callable[[str], None] | None) -> None:
+        """Hand every statement of this connection to a listener from now on; None: no more."""
+        self._connection.set_trace_callback(listener)
+
 
 def begin_write(
     connection: sqlite3.Connection, *, until: float, clock: Clock, wanted: Callable[[], bool]

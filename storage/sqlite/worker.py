@@ -1,7 +1,10 @@
 """Where the functions of this engine run: a thread per connection for a file, inline for `:memory:`.
 
-`ThreadWorker` has one connection, one daemon thread and a queue. Its calls come from any event loop. A call that
-reaches its deadline is in one of three states, told apart under a lock:
+`ThreadWorker` has one connection, one daemon thread and a queue; calls come from any event loop. Writes that are
+queued when one begins share its transaction, each behind a savepoint of its own: one wait for the file's lock and
+one wait for the disk for all of them, and what one of them raises undoes that one alone.
+
+A call that reaches its deadline is in one of three states, told apart under a lock:
 queued or waiting for the file's lock: withdrawn, certainly nothing was written (`DatabaseUnavailable`);
 inside its transaction: the statement is interrupted, which rolls back; if the thread does not answer within
 `GRACE` seconds (a disk that hangs), the outcome is unknown. Whatever asks next waits behind it in the same queue,
@@ -16,20 +19,25 @@ import queue
 import sqlite3
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from enum import Enum
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from perdure.storage.clock import Clock
 from perdure.storage.errors import ConflictError, DatabaseUnavailable, UnknownOutcome
+from perdure.storage.sqlite.call import Call, Work
 from perdure.storage.sqlite.failures import translate
 from perdure.storage.sqlite.transaction import Transaction, begin_write, database_now
 
+__all__ = ["InlineWorker", "ThreadWorker", "Work", "Worker"]
+
 T = TypeVar("T")
-Work = Callable[[Transaction], T]
 
 GRACE = 0.25
-URGENT, ORDINARY = 0, 1
+URGENT, ORDINARY, LAST = 0, 1, 2
+TOGETHER = 100
+"""Writes that share a transaction, at most."""
+PATIENCE = 0.01
+"""Seconds after which a transaction takes no further writes in."""
 
 
 class Worker(ABC):
@@ -48,16 +56,35 @@ class Worker(ABC):
     async def close(self) -> None: ...
 
 
-def in_write(connection: sqlite3.Connection, work: Work[T], clock: Clock, place: str) -> T:
-    """The rest of a write transaction that has begun. A failing COMMIT is the only unknown outcome."""
+def in_read(connection: sqlite3.Connection, work: Work[T], clock: Clock, place: str) -> T:
+    try:
+        connection.execute("begin")
+        return work(Transaction(connection, database_now(clock)))
+    except Exception as error:
+        raise translate(error, place) from error
+    finally:
+        roll_back(connection)
+
+
+def in_savepoint(connection: sqlite3.Connection, work: Work[T], clock: Clock) -> T:
+    """``work`` inside the write transaction under way, undone alone if it raises.
+
+    Some errors (an interrupt, a full disk) make SQLite roll the whole transaction back: see ``in_transaction``.
+    """
+    connection.execute("savepoint one_call")
     try:
         result = work(Transaction(connection, database_now(clock)))
-    except Exception as error:
-        roll_back(connection)
-        raise translate(error, place) from error
     except BaseException:
-        roll_back(connection)
+        if connection.in_transaction:
+            connection.execute("rollback to one_call")
+            connection.execute("release one_call")
         raise
+    connection.execute("release one_call")
+    return result
+
+
+def commit(connection: sqlite3.Connection, place: str) -> None:
+    """A COMMIT that fails is the one error after which it is not known what is kept."""
     try:
         connection.execute("commit")
     except sqlite3.Error as error:
@@ -65,18 +92,6 @@ def in_write(connection: sqlite3.Connection, work: Work[T], clock: Clock, place:
         raise UnknownOutcome(
             f"{place}: the commit failed ({error}); it may or may not be kept"
         ) from error
-    return result
-
-
-def in_read(connection: sqlite3.Connection, work: Work[T], clock: Clock, place: str) -> T:
-    try:
-        connection.execute("begin")
-        result = work(Transaction(connection, database_now(clock)))
-    except Exception as error:
-        raise translate(error, place) from error
-    finally:
-        roll_back(connection)
-    return result
 
 
 def roll_back(connection: sqlite3.Connection) -> None:
@@ -100,7 +115,15 @@ class InlineWorker(Worker):
     async def write(self, work: Work[T], *, urgent: bool = False, lock: float | None = None) -> T:
         with self._lock:
             self._connection.execute("begin immediate")
-            return in_write(self._connection, work, self._clock, self._place)
+            try:
+                result = work(Transaction(self._connection, database_now(self._clock)))
+            except BaseException as error:
+                roll_back(self._connection)
+                if isinstance(error, Exception):
+                    raise translate(error, self._place) from error
+                raise
+            commit(self._connection, self._place)
+            return result
 
     async def read(self, work: Work[T], *, urgent: bool = False) -> T:
         with self._lock:
@@ -110,75 +133,8 @@ class InlineWorker(Worker):
         """The data live as long as the `Database` that holds this worker."""
 
 
-class _State(Enum):
-    WAITING = "queued, or waiting for the file's lock"
-    WITHDRAWN = "given up before it began"
-    INSIDE = "in its transaction"
-    LEFT = "ended"
-
-
-class _Call(Generic[T]):
-    """One function on its way through the thread."""
-
-    def __init__(
-        self, run: Callable[[_Call[T]], T], writes: bool, until: float, lock_until: float
-    ) -> None:
-        self.run = run
-        self.writes = writes
-        self.until = until
-        self.lock_until = lock_until
-        self.loop = asyncio.get_running_loop()
-        self.answer: asyncio.Future[T] = self.loop.create_future()
-        self._lock = threading.Lock()
-        self._state = _State.WAITING
-
-    def wanted(self) -> bool:
-        return self._state is _State.WAITING
-
-    def enter(self) -> bool:
-        """Thread: from now on something may be written. False: the caller was told that nothing will be."""
-        with self._lock:
-            if self._state is _State.WAITING:
-                self._state = _State.INSIDE
-            return self._state is _State.INSIDE
-
-    def withdraw(self) -> bool:
-        """Loop: give the call up if it has not entered its transaction."""
-        with self._lock:
-            if self._state is _State.WAITING:
-                self._state = _State.WITHDRAWN
-            return self._state is _State.WITHDRAWN
-
-    def interrupt(self, connection: sqlite3.Connection) -> None:
-        """Loop: stop the statement under way; harmless between two statements."""
-        with self._lock:
-            if self._state is _State.INSIDE:
-                connection.interrupt()
-
-    def leave(self) -> None:
-        """Thread: the outcome is known and on its way to the caller, whatever the deadline says."""
-        with self._lock:
-            self._state = _State.LEFT
-
-    def deliver(self, result: T | None, error: BaseException | None) -> None:
-        """Thread: hand the result over to the caller's loop, if that still runs."""
-        try:
-            self.loop.call_soon_threadsafe(self.settle, result, error)
-        except RuntimeError:  # the loop is closed: nobody waits any more
-            return
-
-    def settle(self, result: Any, error: BaseException | None) -> None:
-        """Loop: answer the caller, unless that was done."""
-        if self.answer.done():
-            return
-        if error is None:
-            self.answer.set_result(result)
-        else:
-            self.answer.set_exception(error)
-
-
 class ThreadWorker(Worker):
-    """One connection on a daemon thread of its own. Open it before use, close it when done."""
+    """One connection on a daemon thread of its own. Start it before use, close it when done."""
 
     def __init__(
         self,
@@ -193,7 +149,7 @@ class ThreadWorker(Worker):
         self._clock = clock
         self._place = place
         self._deadline = deadline
-        self._queue: queue.PriorityQueue[tuple[int, int, _Call[Any] | None]] = queue.PriorityQueue()
+        self._queue: queue.PriorityQueue[tuple[int, int, Call[Any] | None]] = queue.PriorityQueue()
         self._order = itertools.count()
         self._connection: sqlite3.Connection | None = None
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
@@ -204,38 +160,28 @@ class ThreadWorker(Worker):
 
     async def ready(self, timeout: float) -> None:
         """Wait until the connection stands, ``timeout`` seconds at most. Raises what opening raised."""
-        call = self._call(lambda _: None, writes=False, deadline=timeout, lock=None)
-        await self._answer(call, URGENT, timeout)
+        await self._ask(lambda _: None, URGENT, writes=False, lock=None, deadline=timeout)
 
     async def write(self, work: Work[T], *, urgent: bool = False, lock: float | None = None) -> T:
-        call: _Call[T] = self._call(
-            lambda call: self._write(call, work, lock),
-            writes=True,
-            deadline=self._deadline,
-            lock=lock,
-        )
-        return await self._answer(call, URGENT if urgent else ORDINARY, self._deadline)
+        priority = URGENT if urgent else ORDINARY
+        return await self._ask(work, priority, writes=True, lock=lock, deadline=self._deadline)
 
     async def read(self, work: Work[T], *, urgent: bool = False) -> T:
-        call: _Call[T] = self._call(
-            lambda call: self._read(call, work), writes=False, deadline=self._deadline, lock=None
-        )
-        return await self._answer(call, URGENT if urgent else ORDINARY, self._deadline)
+        priority = URGENT if urgent else ORDINARY
+        return await self._ask(work, priority, writes=False, lock=None, deadline=self._deadline)
 
     async def close(self) -> None:
         """Let the queue drain, close the connection, end the thread (a hanging one is left behind)."""
-        self._queue.put((ORDINARY + 1, next(self._order), None))
+        self._queue.put((LAST, next(self._order), None))
         await asyncio.to_thread(self._thread.join, self._deadline)
 
-    def _call(
-        self, run: Callable[[_Call[T]], T], *, writes: bool, deadline: float, lock: float | None
-    ) -> _Call[T]:
-        now = self._clock.monotonic()
-        return _Call(
-            run, writes, now + deadline, now + min(deadline, deadline if lock is None else lock)
-        )
+    # -- on the caller's loop
 
-    async def _answer(self, call: _Call[T], priority: int, deadline: float) -> T:
+    async def _ask(
+        self, work: Work[T], priority: int, *, writes: bool, lock: float | None, deadline: float
+    ) -> T:
+        wait = deadline if lock is None else min(lock, deadline)
+        call = Call(work, writes=writes, lock=lock, lock_until=self._clock.monotonic() + wait)
         self._queue.put((priority, next(self._order), call))
         timer = call.loop.call_later(deadline, self._at_deadline, call)
         try:
@@ -244,14 +190,12 @@ class ThreadWorker(Worker):
         finally:
             timer.cancel()
 
-    def _at_deadline(self, call: _Call[Any]) -> None:
-        if call.withdraw():
-            call.settle(None, self._not_begun())
-        elif self._connection is not None:
+    def _at_deadline(self, call: Call[Any]) -> None:
+        if not call.withdraw(self._not_begun()) and self._connection is not None:
             call.interrupt(self._connection)
-            call.loop.call_later(GRACE, self._give_up, call)
+            call.loop.call_later(GRACE, self._after_grace, call)
 
-    def _give_up(self, call: _Call[Any]) -> None:
+    def _after_grace(self, call: Call[Any]) -> None:
         if call.writes:
             error: Exception = UnknownOutcome(
                 f"{self._place}: a transaction is still under way {self._deadline:g} s after it was asked for; "
@@ -261,7 +205,7 @@ class ThreadWorker(Worker):
             error = DatabaseUnavailable(
                 f"{self._place}: no answer within {self._deadline:g} s: check the disk"
             )
-        call.settle(None, error)
+        call.give_up(error)
 
     def _not_begun(self) -> DatabaseUnavailable:
         return DatabaseUnavailable(
@@ -273,49 +217,97 @@ class ThreadWorker(Worker):
 
     def _serve(self) -> None:
         try:
-            self._connection = self._open_connection()
+            connection = self._connection = self._open_connection()
         except Exception as error:
             while (call := self._queue.get()[2]) is not None:
-                call.deliver(None, translate(error, self._place))
+                call.fail(translate(error, self._place))
             return
         try:
             while (call := self._queue.get()[2]) is not None:
-                self._serve_one(call)
+                if call.writes:
+                    self._serve_writes(connection, call)
+                else:
+                    self._serve_read(connection, call)
         finally:
-            self._connection.close()
+            connection.close()
 
-    def _serve_one(self, call: _Call[Any]) -> None:
-        result, failure = None, None
+    def _serve_read(self, connection: sqlite3.Connection, call: Call[Any]) -> None:
+        if not call.enter():
+            return
         try:
-            result = call.run(call)
+            result = in_read(connection, call.work, self._clock, self._place)
         except BaseException as error:  # the thread lives on, the caller is told
-            failure = error
-        call.leave()
-        call.deliver(result, failure)
+            call.fail(error)
+        else:
+            call.succeed(result)
 
-    def _write(self, call: _Call[T], work: Work[T], lock: float | None) -> T:
-        connection = self._connection
-        assert connection is not None
+    def _serve_writes(self, connection: sqlite3.Connection, first: Call[Any]) -> None:
+        """One transaction for a write and those queued behind it; all of them hear of its end."""
+        if not self._begin(connection, first):
+            return
+        done: list[tuple[Call[Any], Any]] = []
         try:
-            begun = begin_write(
-                connection, until=call.lock_until, clock=self._clock, wanted=call.wanted
-            )
-        except sqlite3.Error as error:
-            raise translate(error, self._place) from error
-        if not begun:
-            if lock is not None:
-                raise ConflictError(
-                    f"{self._place}: the write lock was not free within {lock:g} s; try again"
-                )
-            raise self._not_begun()
-        if not call.enter():
-            roll_back(connection)
-            raise self._not_begun()
-        return in_write(connection, work, self._clock, self._place)
+            for call in self._together(first):
+                if call.enter():
+                    self._serve_write(connection, call, done)
+            commit(connection, self._place)
+        except Exception as error:
+            for call, _ in done:
+                call.fail(error)
+        else:
+            for call, result in done:
+                call.succeed(result)
 
-    def _read(self, call: _Call[T], work: Work[T]) -> T:
-        connection = self._connection
-        assert connection is not None
-        if not call.enter():
-            raise self._not_begun()
-        return in_read(connection, work, self._clock, self._place)
+    def _begin(self, connection: sqlite3.Connection, call: Call[Any]) -> bool:
+        """Get the file's lock for the call that waits longest; False: it was told that it cannot be had."""
+        try:
+            if begin_write(
+                connection, until=call.lock_until, clock=self._clock, wanted=call.wanted
+            ):
+                return True
+        except sqlite3.Error as error:
+            call.fail(translate(error, self._place))
+            return False
+        if call.lock is None:
+            call.fail(self._not_begun())
+        else:
+            call.fail(
+                ConflictError(
+                    f"{self._place}: the write lock was not free within {call.lock:g} s; try again"
+                )
+            )
+        return False
+
+    def _together(self, first: Call[Any]) -> Iterator[Call[Any]]:
+        """The first, then writes that are queued already, urgent ones first."""
+        yield first
+        closing_time = self._clock.monotonic() + PATIENCE
+        for _ in range(TOGETHER - 1):
+            if self._clock.monotonic() >= closing_time:
+                return
+            try:
+                item = self._queue.get_nowait()
+            except queue.Empty:
+                return
+            call = item[2]
+            if call is None or not call.writes:
+                self._queue.put(item)  # keeps its place: the order is in the item
+                return
+            yield call
+
+    def _serve_write(
+        self, connection: sqlite3.Connection, call: Call[Any], done: list[tuple[Call[Any], Any]]
+    ) -> None:
+        """Raises only when the whole transaction is gone, and with it what others had done in it."""
+        try:
+            result = in_savepoint(connection, call.work, self._clock)
+        except BaseException as error:
+            told = translate(error, self._place) if isinstance(error, Exception) else error
+            call.fail(told)
+            if not connection.in_transaction:
+                raise DatabaseUnavailable(
+                    f"{self._place}: a transaction was rolled back with all in it, nothing was written; "
+                    f"try again ({told})"
+                ) from error
+        else:
+            done.append((call, result))

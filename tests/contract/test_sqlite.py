@@ -208,6 +208,69 @@ async def test_leases_go_ahead_of_queued_writes(hasty: FileWorld) -> None:
     assert order == ["first", "renewal", "queued", "queued", "queued"]
 
 
+# -- writes that share a transaction
+
+
+@contextlib.asynccontextmanager
+async def queued_together(world: FileWorld) -> AsyncIterator[None]:
+    """What is asked for in here waits behind a write that hangs, and then shares its transaction."""
+    world.clock.entered.clear()
+    world.clock.free.clear()
+    first = asyncio.create_task(world.start("first"))
+    await until(world.clock.entered.is_set, what="the first write begun")
+    yield
+    await asyncio.sleep(0)  # lets the tasks made in here reach the queue
+    world.clock.free.set()
+    await asyncio.gather(first, return_exceptions=True)
+
+
+async def test_queued_writes_share_one_commit(hasty: FileWorld) -> None:
+    commits: list[str] = []
+    await hasty.file.writer.write(lambda tx: tx.trace(commits.append))
+    async with queued_together(hasty):
+        starts = [asyncio.create_task(hasty.start(f"r{number}")) for number in range(30)]
+    assert all(
+        outcome.created for outcomes in await asyncio.gather(*starts) for outcome in outcomes
+    )
+    assert await hasty.runs.count_runs() == {"pending": 31}
+    assert commits.count("commit") <= 3
+    assert len([text for text in commits if text.startswith("-- name: start.run")]) == 31
+
+
+async def test_a_refused_write_is_undone_alone(hasty: FileWorld) -> None:
+    async with queued_together(hasty):
+        starts = [
+            asyncio.create_task(
+                hasty.start(run_id, f"{run_id}-2", payload="\0" if run_id == "bad" else "{}")
+            )
+            for run_id in ("before", "bad", "after")
+        ]
+    answers = await asyncio.gather(*starts, return_exceptions=True)
+    assert isinstance(answers[1], DataRefused)
+    assert await hasty.runs.count_runs() == {"pending": 5}
+    assert await hasty.runs.read_run("bad-2") is None
+
+
+@pytest.mark.req("CL11")
+async def test_when_sqlite_rolls_all_back_everybody_is_told(hasty: FileWorld) -> None:
+    """An interrupted INSERT ends the whole transaction."""
+
+    def endless(tx: Transaction) -> None:
+        tx.select(f"insert into perdure_meta {ENDLESS.replace('select max(x)', 'select x, x')}", {})
+
+    async with queued_together(hasty):
+        before = asyncio.create_task(hasty.start("before"))
+        stopped = asyncio.create_task(hasty.file.writer.write(endless))
+        after = asyncio.create_task(hasty.start("after"))
+    answers = await asyncio.gather(before, stopped, after, return_exceptions=True)
+    assert isinstance(answers[1], DatabaseUnavailable)
+    for run_id, answer in (("before", answers[0]), ("after", answers[2])):
+        kept = await hasty.runs.read_run(run_id) is not None
+        assert kept != isinstance(answer, DatabaseUnavailable), f"{run_id}: {answer!r}"
+    assert isinstance(answers[0], DatabaseUnavailable)
+    await hasty.start("next")
+
+
 # -- trouble with the disk
 
 
