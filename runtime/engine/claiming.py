@@ -84,6 +84,8 @@ class Claimer:
         self.due = DueTimes()
         self._hinted: dict[int, None] = {}
         self._orphaned: dict[int, None] = {}
+        self._gained: set[int] = set()
+        self._any_gained = asyncio.Event()
         self._wanted = asyncio.Event()
         self._resting = asyncio.Event()
         self._resting.set()
@@ -107,6 +109,12 @@ class Claimer:
         """Runs left `running` by a dead runner, or claimed by me without my knowing."""
         self._orphaned.update(dict.fromkeys(shards))
         self._wanted.set()
+
+    def gained(self, shards: Sequence[int]) -> None:
+        """Shards just taken: whatever their last holder left is looked for at once, due now or soon."""
+        self.look_for_orphans(shards)
+        self._gained.update(shards)
+        self._any_gained.set()
 
     def slot_freed(self) -> None:
         if self._hinted or self._orphaned:
@@ -142,21 +150,38 @@ class Claimer:
                 last_orphans = self._now()
                 self.look_for_orphans(self._holds())
             self.hint_all()
-            await self._note_upcoming()
+            await self._note_upcoming(self._holds())
 
-    async def _note_upcoming(self) -> None:
-        holds = list(self._holds().values())
+    async def run_gained(self) -> None:
+        """Timers in shards just taken fire on time, too; no scan has seen them yet."""
+        backoff = Backoff(self._randomness)
+        while True:
+            await self._any_gained.wait()
+            self._any_gained.clear()
+            shards, self._gained = self._gained, set()
+            if await self._note_upcoming(shards):
+                backoff = Backoff(self._randomness)
+            else:
+                self._gained |= shards
+                self._any_gained.set()
+                await backoff.wait()
+
+    async def _note_upcoming(self, shards: Iterable[int]) -> bool:
+        """False: the database could not be asked."""
+        known = self._holds()
+        holds = [known[shard] for shard in shards if shard in known]
         if not holds:
-            return
+            return True
         try:
             upcoming = await self._store.upcoming(
                 self._runner_id, holds, self._now() + HORIZON, UPCOMING_LIMIT
             )
         except (DatabaseUnavailable, ConflictError, UnknownOutcome) as error:
             log.warning("claim.upcoming-unavailable", error=str(error))
-            return
+            return False
         for run_id, slot, wake_at in upcoming:
             self.note_due(run_id, slot, wake_at)
+        return True
 
     def note_due(self, run_id: str, slot: int, wake_at: float) -> None:
         """A parked run of mine falls due at ``wake_at``."""

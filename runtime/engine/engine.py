@@ -141,6 +141,7 @@ class Engine:
                 services.create_task(self._committer.run(), name="committer")
                 services.create_task(self._claimer.run(), name="claimer")
                 services.create_task(self._claimer.run_scans(), name="safety scan")
+                services.create_task(self._claimer.run_gained(), name="timers of new shards")
                 services.create_task(self._mail.run(), name="mail reader")
                 services.create_task(self._run_mail_scans(), name="mail scan")
         finally:
@@ -161,7 +162,7 @@ class Engine:
     # -- the shards' user
     def gained(self, holds: Sequence[ShardHold]) -> None:
         """Shards just taken: whatever their last holder left is looked for at once."""
-        self._claimer.look_for_orphans(h.shard_id for h in holds)
+        self._claimer.gained([hold.shard_id for hold in holds])
 
     async def vacate(self, shard_id: int) -> None:
         """Claim nothing more of it, start no more steps, park what is idle; returns when none of its runs is left."""
