@@ -142,23 +142,23 @@ class World:
         finally:
             await cluster.close()
 
+    async def shards_of(self, pod: Pod) -> set[int]:
+        runner = (await self.runner_of(pod)).runner_id
+        return {row.shard_id for row in (await self.topology()).shards if row.runner_id == runner}
+
     # ---- runs ---------------------------------------------------------------------------------
 
-    def ids(self, holder: Collection[int] | None = None) -> Iterator[str]:
-        """Fresh run ids; ``holder``: only such as belong to these shards."""
+    def ids(self, shards: Collection[int] | None = None) -> Iterator[str]:
+        """Fresh run ids; ``shards``: only such as belong to these."""
         for number in self._ids:
             run_id = f"run-{number:05}"
-            if holder is None or shard_of(slot_of(run_id), SHARDS) in holder:
+            if shards is None or shard_of(slot_of(run_id), SHARDS) in shards:
                 yield run_id
 
-    async def start_runs(self, count: int, plan: Beats, *, on: Pod | None = None) -> list[str]:
-        """Start runs; ``on``: all of them in shards this pod holds."""
-        shards: Collection[int] | None = None
-        if on is not None:
-            runner = (await self.runner_of(on)).runner_id
-            shards = {
-                row.shard_id for row in (await self.topology()).shards if row.runner_id == runner
-            }
+    async def start_runs(
+        self, count: int, plan: Beats, *, shards: Collection[int] | None = None
+    ) -> list[str]:
+        """Start runs; ``shards``: all of them in these."""
         started = await asyncio.gather(
             *(
                 self.client.start(beats, plan, run_id=run_id)
@@ -199,6 +199,9 @@ class World:
     @property
     def executions(self) -> list[Execution]:
         return self.side_log.executions()
+
+    def first_step(self, run_id: str) -> Execution:
+        return next(e for e in self.executions if e.run == run_id)
 
     async def history(self) -> list[AuditRow]:
         return await read_history(self.url)

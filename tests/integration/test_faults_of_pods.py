@@ -27,6 +27,7 @@ from tests.integration.fault_world import (
 
 BETWEEN_STEPS = Beats(work=0.005, rest=0.3)
 SLOW_STEPS = Beats(work=0.2)
+SLEEPING = Beats(work=0.01, rest=1.0)
 UNEVEN_STEPS = Beats(work=0.2, spread=0.5)
 
 
@@ -176,7 +177,7 @@ async def test_a_clean_stop_repeats_no_step_and_keeps_no_run_waiting(
     async with World(audited_postgres_url, tmp_path) as w:
         pods = await w.three()
         leaving = pods[0]
-        run_ids = await w.start_runs(runs, SLOW_STEPS, on=leaving)
+        run_ids = await w.start_runs(runs, SLOW_STEPS, shards=await w.shards_of(leaving))
         await w.beating(run_ids, steps=3)
         assert {e.pid for e in w.executions} == {leaving.pid}
         leaving.terminate()
@@ -190,6 +191,40 @@ async def test_a_clean_stop_repeats_no_step_and_keeps_no_run_waiting(
         print(f"handed over {len(gaps)}, longest gap {max(gaps):.3f} s, ended after {took:.3f} s")
         assert len(gaps) == runs
         assert max(gaps) <= 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.req("CL5", "SL1")
+@pytest.mark.parametrize("park_after", [5.0, 0.1])
+async def test_a_clean_stop_makes_no_timer_and_no_start_late(
+    audited_postgres_url: str, tmp_path: Path, park_after: float
+):
+    """Runs of the stopped pod that sleep, in memory or parked, and runs that are started while it stops."""
+    async with World(audited_postgres_url, tmp_path, park_after=f"{park_after:g}") as w:
+        pods = await w.three()
+        leaving = pods[0]
+        shards = await w.shards_of(leaving)
+        resting = await w.start_runs(30, SLEEPING, shards=shards)
+        await w.beating(resting, steps=3)
+        leaving.terminate()
+        told = time.monotonic()
+        late: list[float] = []
+        while leaving.alive:
+            (run_id,) = await w.start_runs(1, SLEEPING, shards=shards)
+            started = time.monotonic()
+            await w.beating([run_id])
+            late.append(w.first_step(run_id).started - started)
+        await w.beating(resting, since=told, steps=3)
+        await w.finish()
+        assert await w.check() == 0
+        gaps = handed_over(w.executions, lambda e: e.pid == leaving.pid)
+        overslept = max(gaps) - SLEEPING.rest
+        print(
+            f"handed over {len(gaps)}, overslept {overslept:.3f} s; {len(late)} starts {max(late):.3f} s"
+        )
+        assert len(gaps) >= 20
+        assert overslept <= 0.5
+        assert max(late) <= 0.5
 
 
 @pytest.mark.slow
