@@ -1,0 +1,46 @@
+"""Where a merge begins: what the runs are before the scripts start."""
+
+from __future__ import annotations
+
+from perdure.storage.model import Reason
+from tests.interleaving.arena import Arena
+from tests.interleaving.notes import Notes
+
+
+async def nothing(arena: Arena, notes: Notes) -> None:
+    """Nobody has started the run yet."""
+
+
+async def pending(arena: Arena, notes: Notes) -> None:
+    """The run has been started and waits for somebody."""
+    await arena.start(notes, "")
+
+
+async def running(arena: Arena, notes: Notes) -> None:
+    """Runner a has the run."""
+    await arena.start(notes, "")
+    await arena.claim(notes)
+
+
+async def running_and_due(arena: Arena, notes: Notes) -> None:
+    """Runner a has the run, whose wake row is due for a message that it has taken already."""
+    await running(arena, notes)
+    await arena.send_and_take(notes)
+
+
+async def parked(arena: Arena, notes: Notes) -> None:
+    """The run waits for a message and nobody has it."""
+    await running(arena, notes)
+    await arena.park(notes)
+
+
+async def on_hold(arena: Arena, notes: Notes) -> None:
+    """The run waits for an operator."""
+    await running(arena, notes)
+    await arena.park(notes, reason=Reason.CRASH_LOOP)
+
+
+async def family(arena: Arena, notes: Notes) -> None:
+    """Runner a has the run and two children of it."""
+    await arena.start(notes, "", "c1", "c2")
+    await arena.claim(notes)
