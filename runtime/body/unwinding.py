@@ -14,6 +14,7 @@ without it. (In an async generator suspended in an ``await`` too.)
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import types
 from collections.abc import Coroutine, Generator, Iterable
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 
 PATIENCE = 64
 """How often one task may wait for something new while it is being closed, before it is given up."""
-
-_undying: list[object] = []
-"""What did not end. Held for ever: dropped, its finaliser would run its code inside somebody else's turn."""
 
 _NOT_THEIRS = (str(Path(asyncio.__file__).parent), str(Path(__file__).parent))
 
@@ -85,8 +83,15 @@ def unwind(loop: RunLoop, tasks: Iterable[BodyTask]) -> list[str]:
         coroutine = task.get_coro()
         if not task.home.run(_close_as, loop, task, coroutine):
             survivors.append(task.get_name())
-            _undying.append(coroutine)
+            _keep_for_ever(coroutine)
     return survivors
+
+
+def _keep_for_ever(coroutine: object) -> None:
+    """One reference nobody gives back. A finaliser would run the code inside somebody else's turn, or, at the
+    interpreter's exit, where no loop is left to suspend in: ``while True: try: await … except: …`` would never exit.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(coroutine))
 
 
 def _close_as(loop: RunLoop, task: BodyTask, coroutine: object) -> bool:

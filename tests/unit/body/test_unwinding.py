@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import contextvars
 import gc
+import os
+import subprocess
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
@@ -203,6 +205,48 @@ def test_a_dead_context_suspends_whatever_is_caught() -> None:
 
     assert park(main) == ["body"]
     assert 1 < len(tried) <= unwinding.PATIENCE + 1
+
+
+def test_what_does_not_end_does_not_keep_the_process() -> None:
+    """At the interpreter's exit there is no loop to suspend in; the coroutine must not be finalised then."""
+    program = """
+import asyncio, sys
+from tests.unit.body.driving import Life
+async def main(body):
+    while True:
+        try:
+            await asyncio.sleep(1000)
+        except:
+            pass
+life = Life(main)
+life.until(lambda: life.quiet > 0)
+print(life.body.unwind())
+"""
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    answer = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, **paths},
+    )
+    assert answer.stdout == "['body']\n"
+    assert answer.stderr == ""
+
+
+async def test_a_dead_context_kept_by_a_host_task_suspends_it_without_turning() -> None:
+    life = Life(lambda body: wait(body, "s"))
+    life.until(lambda: life.quiet > 0)
+    life.body.unwind()
+    task = asyncio.create_task(step(life.body, "late"))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert not task.done()
+    assert type(task.get_coro().cr_await.gi_yieldfrom).__name__ == "FutureIter"  # type: ignore[union-attr]
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 def test_a_dead_loop_swallows_what_dying_code_schedules() -> None:
