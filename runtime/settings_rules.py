@@ -125,7 +125,7 @@ class Number:
         unit = f" of {self.unit}" if self.unit else ""
         zero = f", or 0 for {self.zero}" if self.zero else ""
         never = ", or never" if self.never else ""
-        return f"{kind}{unit} from {self.low:,g} to {self.high:,g}{zero}{never}"
+        return f"{kind}{unit} from {self.low:,} to {self.high:,}{zero}{never}"
 
     def parse(self, value: Any) -> float | int | None:
         if self.never and (value is None or str(value).strip().lower() == "never"):
@@ -234,7 +234,7 @@ RULES: Mapping[str, Rule] = {
     "payload_limit": Number(1, GIB, "bytes", whole=True, sizes=True),
     "mailbox_limit": Number(1, 10_000_000, "messages", whole=True),
     "input_record_limit": Number(0, GIB, "bytes", whole=True, sizes=True),
-    "finished_ttl": Number(0, 1e10, "seconds", never=True),
+    "finished_ttl": Number(0, 10_000_000_000, "seconds", never=True),
     "log_format": Choice(("console", "json")),
     "log_level": Choice(("debug", "info", "warning", "error")),
     "hints": Switch(),
