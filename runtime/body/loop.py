@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextvars
+import gc
 import heapq
 import itertools
 import logging
@@ -37,6 +38,20 @@ _CHECK_EVERY = 16
 _COMPACT_FROM = 64
 
 _Entered = tuple[asyncio.AbstractEventLoop | None, Any]
+
+
+class _Collector:
+    """Whether the cyclic garbage collector is at work. What it frees, it frees at a random moment."""
+
+    def __init__(self) -> None:
+        self.at_work = False
+        gc.callbacks.append(self._told)
+
+    def _told(self, phase: str, info: dict[str, int]) -> None:
+        self.at_work = phase == "start"
+
+
+_collector = _Collector()
 
 
 class Handle:
@@ -307,12 +322,13 @@ class RunLoop(asyncio.AbstractEventLoop):
         return True
 
     def _drop_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
-        """An async generator nobody iterates any more. The garbage collector may call this anywhere."""
+        """An async generator nobody iterates any more. Python may call this anywhere, in any thread."""
         if self.dead:
             return
-        if not self.inside or threading.get_ident() != self._thread:
+        if _collector.at_work or not self.inside or threading.get_ident() != self._thread:
+            # The moment would not be the same on replay.
             log.warning(
-                "run %s: async generator %s was dropped outside of a turn, its clean-up does not run: "
+                "run %s: async generator %s was dropped at a random moment, its clean-up does not run: "
                 "iterate it inside `async with contextlib.aclosing(…)`",
                 self.name,
                 getattr(generator, "__qualname__", generator),
