@@ -51,13 +51,13 @@ async def check_take_over(w: World, victim: Pod, runner: int, *, least: int) -> 
 # ---- killed -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(240)
 @pytest.mark.req("CL5", "CL4")
-@pytest.mark.parametrize(
-    "runs", [60, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(240)])]
-)
 async def test_a_killed_pods_runs_go_on_within_a_lease_and_a_second(
-    audited_postgres_url: str, tmp_path: Path, runs: int
+    audited_postgres_url: str, tmp_path: Path
 ):
+    runs = 300
     async with World(audited_postgres_url, tmp_path) as w:
         pods = await w.three()
         run_ids = await w.start_runs(runs, BETWEEN_STEPS)
@@ -273,6 +273,7 @@ async def test_ctrl_c_of_the_only_pod_and_a_new_one_that_goes_on(
 # ---- one name twice ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.req("CL1", "CL8")
 async def test_of_two_live_pods_with_one_name_the_newcomer_leaves_and_names_both(
     audited_postgres_url: str, tmp_path: Path

@@ -165,10 +165,10 @@ async def test_a_pod_that_is_told_to_stop_while_the_database_is_away_does_stop(
 # ---- away for one pod alone -------------------------------------------------------------------
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(240)
 @pytest.mark.req("CL3", "CL4", "CL11")
-@pytest.mark.parametrize(
-    "runs", [60, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(240)])]
-)
+@pytest.mark.parametrize("runs", [60, 200])
 async def test_a_pod_cut_off_from_the_database_begins_nothing_and_comes_back_as_a_new_runner(
     postgres: PrivatePostgres, audited_postgres_url: str, tmp_path: Path, runs: int
 ):

@@ -18,10 +18,13 @@ from perdure.runtime.settings import Settings
 from perdure.storage.clock import SystemClock
 from perdure.storage.connect import DatabaseSettings, connect, database_file, migrate
 from tests.harness.pods import ROOT, Pod
+from tests.harness.waiting import until
 from tests.integration.apps.beats import Beats
-from tests.integration.fault_world import World, taken_from
+from tests.integration.fault_world import World, handed_over, taken_from
 
 LEASE = 5.0
+WRITE_LOCK = 120
+"""The byte of the -shm file that whoever writes locks (SQLite's file format, WAL-index locks)."""
 BROKEN = ("disk I/O error", "malformed", "database is locked", "Traceback")
 
 
@@ -38,15 +41,19 @@ def log_files(url: str) -> dict[str, int]:
     return {place.name: place.stat().st_ino for place in places if place.exists()}
 
 
-def locks_of(pid: int, path: Path) -> int:
-    """How many POSIX locks a process holds on a file, by what the kernel says."""
-    inode = path.stat().st_ino
-    count = 0
+def posix_locks(pid: int, inode: int) -> list[tuple[str, int]]:
+    """(READ or WRITE, first byte) of the locks a process holds on a file, by what the kernel says."""
+    found = []
     for line in Path("/proc/locks").read_text().splitlines():
         words = line.split()
-        if "->" not in words and words[1] == "POSIX" and int(words[4]) == pid:
-            count += int(words[5].rpartition(":")[2]) == inode
-    return count
+        held = "->" not in words and words[1] == "POSIX"
+        if held and int(words[4]) == pid and int(words[5].rpartition(":")[2]) == inode:
+            found.append((words[3], int(words[6])))
+    return found
+
+
+def locks_of(pid: int, path: Path) -> int:
+    return len(posix_locks(pid, path.stat().st_ino))
 
 
 def quiet(pods: list[Pod]) -> list[str]:
@@ -154,7 +161,12 @@ async def run(command: list[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-# ---- killed -----------------------------------------------------------------------------------
+# ---- killed, frozen, stopped ------------------------------------------------------------------
+
+
+def intact(url: str) -> bool:
+    with closing(sqlite3.connect(file_of(url))) as connection:
+        return bool(connection.execute("pragma integrity_check").fetchone() == ("ok",))
 
 
 @pytest.mark.slow
@@ -174,5 +186,77 @@ async def test_one_of_three_pods_on_a_file_is_killed(audited_sqlite_url: str, tm
         beyond = await w.check(w.pods.faults)
         print(f"executions beyond commits: {beyond} of {len(w.executions)}")
         assert quiet(pods) == []
-        with closing(sqlite3.connect(file_of(w.url))) as connection:
-            assert connection.execute("pragma integrity_check").fetchone() == ("ok",)
+        assert intact(w.url)
+
+
+@pytest.mark.slow
+@pytest.mark.req("CL3", "CL6")
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("writing", [False, True])
+async def test_one_of_three_pods_on_a_file_is_frozen(
+    audited_sqlite_url: str, tmp_path: Path, writing: bool
+):
+    """writing: it holds the file's write lock then, so that nobody can write, neither entries nor leases."""
+    needs_proc_locks()
+    async with World(audited_sqlite_url, tmp_path, lease=LEASE) as w:
+        pods = await w.three()
+        run_ids = await w.start_runs(60, Beats(work=0.05, spread=0.5, rest=0.2))
+        await w.beating(run_ids, steps=2)
+        before = {row.runner_id for row in (await w.topology()).runners}
+        frozen = pods[0]
+        while True:
+            await until(lambda: writes(frozen, w.url) or not writing, what="a write", interval=0.0)
+            frozen.freeze()
+            await until(lambda: state(frozen) == "T", what="the stop", interval=0.0)
+            if writes(frozen, w.url) == writing:
+                break
+            frozen.thaw()
+        ends = time.monotonic() + 2 * LEASE
+        await until(lambda: time.monotonic() >= ends, what="two leases", deadline=3 * LEASE)
+        if writing:
+            assert [(await pod.http("/readyz") or (0,))[0] for pod in pods[1:]] == [503, 503]
+        thawed = frozen.thaw().until
+        assert thawed is not None
+        await w.even(3)
+        await w.beating(run_ids, since=thawed, steps=2)
+        await w.finish()
+        beyond = await w.check(w.pods.faults)
+        dead = {row.runner_id for row in (await w.topology()).runners if row.dead}
+        print(f"executions beyond commits: {beyond} of {len(w.executions)}; dead: {len(dead)}")
+        assert dead <= before
+        assert len(dead) == (0 if writing else 1), "who cannot renew is not to blame"
+        assert all(pod.alive for pod in pods)
+        assert intact(w.url)
+
+
+def state(pod: Pod) -> str:
+    return Path(f"/proc/{pod.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def writes(pod: Pod, url: str) -> bool:
+    """Whether it holds the write lock, the first byte of the locks in the log's index."""
+    path = file_of(url)
+    inode = path.with_name(f"{path.name}-shm").stat().st_ino
+    return any(
+        kind == "WRITE" and start == WRITE_LOCK for kind, start in posix_locks(pod.pid, inode)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.req("CL5", "CL6")
+@pytest.mark.timeout(240)
+async def test_one_of_three_pods_on_a_file_is_stopped(audited_sqlite_url: str, tmp_path: Path):
+    async with World(audited_sqlite_url, tmp_path, lease=LEASE) as w:
+        pods = await w.three()
+        run_ids = await w.start_runs(40, Beats(work=0.2))
+        await w.beating(run_ids, steps=2)
+        pods[0].terminate()
+        told = time.monotonic()
+        assert await pods[0].wait_end() == 0
+        await w.beating(run_ids, since=told, steps=2)
+        await w.finish()
+        assert await w.check() == 0
+        gaps = handed_over(w.executions, lambda e: e.pid == pods[0].pid)
+        print(f"handed over {len(gaps)}, longest gap {max(gaps):.3f} s")
+        assert max(gaps) < LEASE, "nobody waited for a lease to run out"
+        assert quiet(pods) == []
