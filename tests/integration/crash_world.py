@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Self
@@ -92,6 +93,7 @@ class World:
         self.client = Client(client_url or url, workflows=[crossing, unknown])
         self.watcher = Client(url, workflows=[crossing, unknown])
         self._numbers = itertools.count(1)
+        self._checked = 0
 
     async def __aenter__(self) -> Self:
         await self.client.__aenter__()
@@ -159,7 +161,9 @@ class World:
 
         async def do(backend: int) -> None:
             injury.found.append(await self.state(run_id))
-            strike(backend)
+            outcome = strike(backend)
+            if inspect.isawaitable(outcome):
+                await outcome
 
         client.call(injury.arm, name=moment.after, where="answer")
         of.call(do, predicate=due, where=where, nth=moment.nth)
@@ -168,8 +172,9 @@ class World:
     # ---- what must be true --------------------------------------------------------------------
 
     async def history(self, run_id: str) -> list[AuditRow]:
-        """The lines about this run, and those about no run."""
-        return [row for row in await read_history(self.url) if row.run_id in (None, run_id)]
+        """The lines about this run, and those about no run since the last check of one."""
+        rows = await read_history(self.url, after=self._checked)
+        return [row for row in rows if row.run_id in (None, run_id)]
 
     def executed(self, run_id: str) -> Counter[str]:
         """How often each word was marked."""
@@ -191,6 +196,7 @@ class World:
         assert tuple(entry.kind for entry in journal) == KINDS[call]
         rows = await self.history(run_id)
         assert check_history(rows) == []
+        self._checked = rows[-1].id
         mine = [e for e in self.side_log.executions() if e.run == run_id]
         assert check_executions(mine, accounted_executions(rows), faults) == []
         assert self.executed(run_id) == Counter([*words, *([again] if again else [])])
@@ -210,7 +216,3 @@ def _connections(proxy: PostgresProxy, backend: int) -> list[ProxiedConnection]:
     found = [c for c in proxy.connections if c.backend_pid == backend]
     assert found, f"no connection has backend {backend}"
     return found
-
-
-Strike = Callable[[int], object]
-Note = Callable[[str], Awaitable[State]]

@@ -3,83 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
+import asyncpg
 import pytest
 import pytest_asyncio
 
-from perdure.runtime.runner import Runner
-from perdure.runtime.settings import Settings
-from tests.harness.fixtures import audited_database
+from perdure.sharding.slots import slot_of
+from perdure.storage.model import NewRun, RunStatus
+from perdure.storage.postgres import columns, queries
 from tests.harness.postgres import PrivatePostgres
-from tests.harness.proxy import HangWhere, PostgresProxy
+from tests.harness.proxy import HangWhere
 from tests.integration.apps import crossing as application
-from tests.integration.crash_world import MOMENTS, World, lose
+from tests.integration.crash_ground import Ground, ground_on, lost_start, runner_loses
+from tests.integration.crash_world import MOMENTS, Call, lose
+from tests.integration.postgres_world import foreign, waiting_for_lock
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.req("CL4", "CL11")]
 
-LEASE = 2.0
-NO_SCAN = 600.0
-"""Seconds between safety scans: what a lost connection left behind must not have to wait for one."""
+ENDS = ["rollback", "commit"]
+"""What the session does that kept a row locked."""
 
-
-class Ground(World):
-    """A runner in this process and a client, each behind a proxy of its own."""
-
-    def __init__(
-        self,
-        url: str,
-        folder: Path,
-        *,
-        runner_proxy: PostgresProxy,
-        client_proxy: PostgresProxy,
-        park_after: float,
-    ) -> None:
-        database = url.rpartition("/")[2]
-        super().__init__(url, folder, client_url=client_proxy.url(database))
-        self.runner_proxy, self.client_proxy = runner_proxy, client_proxy
-        self.runner = Runner(
-            application.app,
-            Settings(
-                db=runner_proxy.url(database),
-                lease=LEASE,
-                park_after=park_after,
-                scan=NO_SCAN,
-                shards=16,
-                runner_port=0,
-            ),
-            port=False,
-        )
-
-    @property
-    def runner_id(self) -> int:
-        return self.runner.session.runner_id
-
-
-@asynccontextmanager
-async def ground_on(
-    server: PrivatePostgres, folder: Path, *, park_after: float = 0.05
-) -> AsyncIterator[Ground]:
-    with audited_database(server) as url:
-        application.log_to(folder / "side.log")
-        async with (
-            PostgresProxy(server.port) as runner_proxy,
-            PostgresProxy(server.port) as client_proxy,
-            Ground(
-                url,
-                folder,
-                runner_proxy=runner_proxy,
-                client_proxy=client_proxy,
-                park_after=park_after,
-            ) as ground,
-        ):
-            await ground.runner.start()
-            try:
-                yield ground
-            finally:
-                await ground.runner.stop()
+CANCEL = ["lock_unentered", "cancel_unentered", "commit"]
+"""The statements that end a run nobody has entered; one transaction."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -91,25 +38,6 @@ async def ground(
 
 
 # ---- the runner's connections -----------------------------------------------------------------
-
-
-async def runner_loses(
-    ground: Ground, event: str, where: HangWhere, deadline: float = 20.0
-) -> None:
-    """One run, whose runner loses its connection at a statement of it."""
-    moment, run_id, runner_id = MOMENTS[event], ground.fresh_id(), ground.runner_id
-    injury = ground.injure(
-        run_id,
-        moment,
-        where,
-        lose(ground.runner_proxy),
-        of=ground.runner_proxy,
-        client=ground.client_proxy,
-    )
-    outcome = await ground.cross(run_id, moment.call, deadline=deadline)
-    assert injury.found == [moment.state(where)]
-    await ground.check(run_id, outcome, moment.call)
-    assert ground.runner_id == runner_id
 
 
 @pytest.mark.parametrize("where", ["before", "answer"])
@@ -178,3 +106,184 @@ async def test_mail_read_while_the_journal_is_on_its_way_is_not_overlooked(
         ground.runner_proxy.call(overtake, name="mailbox", where="answer")
         await ground.client.start(application.crossing, run_id=run_id)
         await ground.check(run_id, await ground.outcome(run_id, deadline=5.0), "signal")
+
+
+# ---- the client's connections -----------------------------------------------------------------
+
+
+@pytest.mark.req("WF2")
+async def test_the_answer_to_a_start_is_lost(ground: Ground) -> None:
+    await lost_start(ground)
+
+
+@pytest.mark.req("WF2")
+@pytest.mark.parametrize("where", ["before", "answer"])
+@pytest.mark.parametrize("statement", ["start", "find_runs"])
+async def test_a_start_loses_its_connection(
+    ground: Ground, statement: str, where: HangWhere
+) -> None:
+    """`find_runs` tells a start that came second which run it has joined."""
+    run_id = ground.fresh_id()
+    if statement == "find_runs":
+        await ground.watcher.start(application.crossing, run_id=run_id)
+    lost = ground.client_proxy.call(lose(ground.client_proxy), name=statement, where=where)
+    outcome = await ground.cross(run_id, "signal")
+    assert lost.happened.is_set()
+    await ground.check(run_id, outcome, "signal")
+
+
+@pytest.mark.req("SL2", "SL5")
+@pytest.mark.parametrize("where", ["before", "answer"])
+@pytest.mark.parametrize("statement", ["signal", *CANCEL, "find_run"])
+async def test_a_call_loses_its_connection(
+    ground: Ground, statement: str, where: HangWhere
+) -> None:
+    """A signal, and what a cancel sends for a run that has been entered."""
+    run_id = ground.fresh_id()
+    call: Call = "signal" if statement == "signal" else "cancel"
+    await ground.client.start(application.crossing, run_id=run_id)
+    await ground.reaches(run_id, RunStatus.SUSPENDED)
+    lost = ground.client_proxy.call(lose(ground.client_proxy), name=statement, where=where)
+    await ground.call(run_id, call)
+    outcome = await ground.outcome(run_id)
+    assert lost.happened.is_set()
+    await ground.check(run_id, outcome, call)
+
+
+@pytest.mark.req("SL5")
+@pytest.mark.parametrize("where", ["before", "answer"])
+@pytest.mark.parametrize("statement", CANCEL)
+async def test_a_cancel_before_anybody_entered_loses_its_connection(
+    ground: Ground, statement: str, where: HangWhere
+) -> None:
+    run_id = ground.fresh_id()
+    await ground.client.start(application.unknown, run_id=run_id)
+    lost = ground.client_proxy.call(lose(ground.client_proxy), name=statement, where=where)
+    await ground.client.cancel(run_id, "enough")
+    assert lost.happened.is_set()
+    assert await ground.state(run_id) == (RunStatus.CANCELLED, 0)
+    assert not ground.executed(run_id)
+
+
+# ---- during a lock wait -----------------------------------------------------------------------
+
+
+async def cut_in_lock_wait(
+    ground: Ground,
+    statement: str,
+    act: Callable[[], Awaitable[object]],
+    holder: asyncpg.Connection,
+    end: str,
+) -> None:
+    """Cut the client while ``statement`` waits for a row that ``holder`` has; then the holder ends."""
+    cut = ground.client_proxy.cut(
+        name=statement, where="lock_wait", when=lambda _: waiting_for_lock(ground.url, statement)
+    )
+    acting = asyncio.ensure_future(act())
+    await asyncio.wait_for(cut.happened.wait(), 10.0)
+    await holder.execute(end)
+    await asyncio.wait_for(acting, 15.0)
+
+
+@pytest.mark.req("WF2")
+@pytest.mark.parametrize("end", ENDS)
+async def test_a_start_is_cut_while_it_waits_for_another_of_its_id(
+    ground: Ground, end: str
+) -> None:
+    run_id = ground.fresh_id()
+    rival = NewRun(run_id, slot_of(run_id), "crossing", start_token=1, payload="null", seed=1)
+    async with foreign(ground.url) as holder:
+        await holder.fetch(queries.START, *columns.start_columns([rival]))
+        await cut_in_lock_wait(
+            ground,
+            "start",
+            lambda: ground.client.start(application.crossing, run_id=run_id),
+            holder,
+            end,
+        )
+    await ground.reaches(run_id, RunStatus.SUSPENDED)
+    await ground.call(run_id, "signal")
+    outcome = await ground.outcome(run_id)
+    starts = [row for row in await ground.history(run_id) if row.table == "runs" and row.op == "I"]
+    assert len(starts) == 1
+    await ground.check(run_id, outcome, "signal")
+
+
+@pytest.mark.req("SL2")
+@pytest.mark.parametrize("end", ENDS)
+async def test_a_signal_is_cut_while_it_waits_for_another_sender(ground: Ground, end: str) -> None:
+    run_id = ground.fresh_id()
+    await ground.client.start(application.crossing, run_id=run_id)
+    await ground.reaches(run_id, RunStatus.SUSPENDED)
+    async with foreign(ground.url) as holder:
+        await holder.fetch(queries.SIGNAL, run_id, "signal:x", "signal", "x", '"x"', 1, 100)
+        await cut_in_lock_wait(ground, "signal", lambda: ground.call(run_id, "signal"), holder, end)
+    await ground.check(run_id, await ground.outcome(run_id), "signal")
+
+
+@pytest.mark.req("SL5")
+@pytest.mark.parametrize("end", ENDS)
+async def test_a_cancel_is_cut_while_it_waits_for_another_cancel(ground: Ground, end: str) -> None:
+    run_id = ground.fresh_id()
+    await ground.client.start(application.unknown, run_id=run_id)
+    async with foreign(ground.url) as holder:
+        await holder.fetch(queries.CANCEL_UNENTERED, run_id, 1, "theirs")
+        await cut_in_lock_wait(
+            ground,
+            "lock_unentered",
+            lambda: ground.client.cancel(run_id, "mine"),
+            holder,
+            end,
+        )
+    run = await ground.client.get(run_id)
+    assert run is not None
+    assert run.status is RunStatus.CANCELLED
+    assert run.reason == ("mine" if end == "rollback" else "theirs")
+    assert not ground.executed(run_id)
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize(
+    ("event", "where"),
+    [
+        ("step", "before"),
+        ("step", "answer"),
+        ("park", "before"),
+        ("park", "answer"),
+        ("finish", "before"),
+    ],
+)
+async def test_a_settlement_is_cut_while_it_waits(
+    ground: Ground, event: str, where: HangWhere, end: str
+) -> None:
+    """The outcome of a commit is unknown, its fence is somebody else's for now, and the settlement is cut as well.
+
+    A finish that has arrived is not among them: it left no fence to wait for."""
+    run_id, runner_id = ground.fresh_id(), ground.runner_id
+    lose_runner = lose(ground.runner_proxy)
+    async with foreign(ground.url) as holder:
+
+        async def lock_and_lose(backend: int) -> None:
+            await holder.execute(f"select from perdure_fences where run_id = '{run_id}' for update")
+            lose_runner(backend)
+
+        injury = ground.injure(
+            run_id,
+            MOMENTS[event],
+            where,
+            lock_and_lose,
+            of=ground.runner_proxy,
+            client=ground.client_proxy,
+        )
+        cut = ground.runner_proxy.cut(
+            name="settle_one",
+            where="lock_wait",
+            when=lambda _: waiting_for_lock(ground.url, "settle_one"),
+        )
+        crossing = asyncio.ensure_future(ground.cross(run_id, "signal"))
+        await asyncio.wait_for(cut.happened.wait(), 10.0)
+        await holder.execute(end)
+        outcome = await crossing
+    assert injury.found == [MOMENTS[event].state(where)]
+    await ground.check(run_id, outcome, "signal")
+    assert ground.runner_id == runner_id

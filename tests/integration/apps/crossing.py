@@ -7,6 +7,8 @@ waits, it takes a step back instead. No pod knows `unknown`, so its runs stay pe
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from perdure import App, Context, current_step, step, workflow
@@ -15,9 +17,15 @@ from tests.harness.sidelog import SideLog
 _side_logs: list[SideLog] = []
 
 
-def log_to(path: Path) -> None:
-    """Where steps write from now on; pods are told by their environment."""
+@contextmanager
+def logging_to(path: Path) -> Iterator[None]:
+    """Where the steps of this process write within the block; pods are told by their environment."""
+    before = list(_side_logs)
     _side_logs[:] = [SideLog(path, runner="in process")]
+    try:
+        yield
+    finally:
+        _side_logs[:] = before
 
 
 def _side_log() -> SideLog:
