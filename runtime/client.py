@@ -279,7 +279,7 @@ class Client:
         outcome = await self._starts.start(run)
         if outcome.workflow != run.workflow:
             raise RunIdConflict(run.run_id, run.workflow, outcome.workflow)
-        if outcome.created:
+        if outcome.created or outcome.status is RunStatus.PENDING:  # whoever made it may have died since
             self._parts.bus.publish([Hint(HintKind.START, run.run_id, run.slot)])
         # A run this start made may have ended before a lost answer was made good.
         status = "replayed" if outcome.status.final and not outcome.created else "running"
