@@ -584,7 +584,9 @@ class Body:
             opened.future.set_result(value)
 
     def _awaited(self) -> list[str]:
-        return sorted([*self._steps, *self._mail.waits, *self._loop.timers])
+        steps = [f"step {key}" for key in self._steps]
+        waits = [f"signal wait {key}" for key in self._mail.waits]
+        return steps + waits + [f"timer {key}" for key in self._loop.timers]
 
     # -- starting steps
     def _release_starts(self) -> None:

@@ -210,9 +210,16 @@ class Life:
         self.body.begin()
         self.host.run(until=lambda: self.ending is not None, horizon=EPOCH + horizon)
         if self.ending is None:
+            self._check_idle()
             self._mark()
             self._switch()
         return self
+
+    def _check_idle(self) -> None:
+        """A body that has not ended waits for something that can still come."""
+        idle = self.body.idle()
+        assert idle is not None, f"busy, and nothing happens any more: {self.body.stuck_at()}"
+        assert idle.wake_at is None or idle.wake_at > self.host.now, "its timer was forgotten"
 
     def until(self, condition: Callable[[], bool], horizon: float = 600.0) -> Life:
         self.body.begin()

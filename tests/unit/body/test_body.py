@@ -587,7 +587,7 @@ def test_a_step_that_is_not_called_any_more_is_named() -> None:
 
     said = mismatch(before, after)
     assert 'entry 1 of the journal is step 0/old#0 with input "old"' in said
-    assert "it waits for 0.0/new#0, 0.1/signal:s#0, 0.1/timer#0" in said
+    assert "it waits for step 0.0/new#0, signal wait 0.1/signal:s#0, timer 0.1/timer#0." in said
 
 
 def test_a_body_that_ends_before_its_journal_is_named() -> None:
@@ -600,7 +600,10 @@ def test_a_body_that_ends_before_its_journal_is_named() -> None:
 
 def test_a_timer_that_is_not_set_any_more_is_named() -> None:
     said = mismatch(lambda body: body.sleep(5), lambda body: wait(body, "s"))
-    assert "timer 0/timer#0, but the body does not wait for that; it waits for 0/signal:s#0" in said
+    assert (
+        "timer 0/timer#0, but the body does not wait for that; it waits for signal wait 0/signal:s#0"
+        in said
+    )
 
 
 def test_a_signal_that_is_not_awaited_any_more_is_named() -> None:
