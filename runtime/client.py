@@ -45,7 +45,13 @@ from perdure.runtime.views import ClusterStatus, RunInfo, StepView, Why
 from perdure.sharding.slots import slot_of
 from perdure.storage.clock import Clock, Randomness, SystemClock, SystemRandomness
 from perdure.storage.connect import Database, connect
-from perdure.storage.errors import InputError, UnknownOutcome
+from perdure.storage.errors import (
+    ConfigurationError,
+    DatabaseUnavailable,
+    InputError,
+    SchemaError,
+    UnknownOutcome,
+)
 from perdure.storage.interface import RunStore
 from perdure.storage.model import (
     FORMAT,
@@ -53,6 +59,7 @@ from perdure.storage.model import (
     HintKind,
     Message,
     MessageKind,
+    Meta,
     NewRun,
     RunEvent,
     RunFilter,
@@ -60,6 +67,7 @@ from perdure.storage.model import (
     RunStatus,
     SendOutcome,
     SendStatus,
+    Topology,
 )
 
 In = TypeVar("In")
@@ -279,7 +287,9 @@ class Client:
         outcome = await self._starts.start(run)
         if outcome.workflow != run.workflow:
             raise RunIdConflict(run.run_id, run.workflow, outcome.workflow)
-        if outcome.created or outcome.status is RunStatus.PENDING:  # whoever made it may have died since
+        if (
+            outcome.created or outcome.status is RunStatus.PENDING
+        ):  # whoever made it may have died since
             self._parts.bus.publish([Hint(HintKind.START, run.run_id, run.slot)])
         # A run this start made may have ended before a lost answer was made good.
         status = "replayed" if outcome.status.final and not outcome.created else "running"
@@ -392,25 +402,25 @@ class Client:
     async def why(self, run_id: str) -> Why:
         """What a run waits for, who holds it, and what would move it. Raises `RunNotFound`."""
         record = await self._existing(run_id)
-        topology = await self._topology()
+        topology, _ = await self._topology()
         return explain(record, topology, self._parts.settings.shards)
 
     async def cluster(self) -> ClusterStatus:
         """Runners, shards and runs in flight, from the database alone."""
-        cluster = self._parts.database.cluster()
-        meta = await cluster.open()
-        try:
-            topology = await cluster.read_topology()
-        finally:
-            await cluster.close()
+        topology, meta = await self._topology()
         runs = await self._parts.store.count_runs()
         return cluster_status(topology, meta, runs)
 
-    async def _topology(self) -> Any:
+    async def _topology(self) -> tuple[Topology, Meta]:
         cluster = self._parts.database.cluster()
-        await cluster.open()
         try:
-            return await cluster.read_topology()
+            meta = await cluster.open()
+        except SchemaError:
+            raise
+        except ConfigurationError as error:  # it was right when this client was opened
+            raise DatabaseUnavailable(f"cluster: {error}") from error
+        try:
+            return await cluster.read_topology(), meta
         finally:
             await cluster.close()
 

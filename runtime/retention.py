@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 import structlog
 
 from perdure.runtime.settings import Settings
 from perdure.storage.clock import Randomness
 from perdure.storage.connect import Database
-from perdure.storage.errors import StorageError
+from perdure.storage.errors import PerdureError
 from perdure.storage.interface import RunStore
 
 log = structlog.get_logger("perdure.retention")
@@ -37,7 +36,7 @@ class Retention:
             await asyncio.sleep(PERIOD * (0.5 + self._randomness.fraction()))
             try:
                 await self.sweep()
-            except StorageError as error:
+            except PerdureError as error:  # also that one more connection could not be made
                 log.warning("retention.unavailable", error=str(error))
 
     async def sweep(self) -> None:
@@ -48,7 +47,8 @@ class Retention:
             while deleted == BATCH:
                 deleted = await self._store.delete_finished(now - self._ttl, BATCH)
         cluster = self._database.cluster()
-        with contextlib.suppress(StorageError):
-            await cluster.open()
+        await cluster.open()
+        try:
             await cluster.delete_dead_runners(now - RUNNER_ROWS_KEPT)
-        await cluster.close()
+        finally:
+            await cluster.close()

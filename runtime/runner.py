@@ -29,7 +29,13 @@ from perdure.sharding.runner_port import RunnerPort
 from perdure.sharding.state import KeeperState, LeaseConfig
 from perdure.storage.clock import Clock, Randomness, SystemClock, SystemRandomness
 from perdure.storage.connect import Database, connect, database_file
-from perdure.storage.errors import ConfigurationError, PerdureError, StorageError
+from perdure.storage.errors import (
+    ConfigurationError,
+    InUseError,
+    PerdureError,
+    SchemaError,
+    StorageError,
+)
 from perdure.storage.interface import RunnerIdentity, RunStore
 from perdure.storage.model import Hint, HintKind
 
@@ -183,7 +189,9 @@ class Runner:
         while True:
             try:
                 return await self._begin_session()
-            except StorageError as error:
+            except (InUseError, SchemaError):
+                raise
+            except (StorageError, ConfigurationError) as error:
                 log.warning("cannot register again yet", error=str(error))
                 await backoff.wait()
 
