@@ -301,6 +301,8 @@ class PostgresProxy:
             await connection.run(self._server_port)
         except (OSError, asyncio.IncompleteReadError):
             pass  # one of the two ends has gone; the other one is told below
+        except asyncio.CancelledError:
+            pass  # only `close` does that; the streams module of 3.11 would log it as an error
         finally:
             connection.close()
             self.connections.remove(connection)
