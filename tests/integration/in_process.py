@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import asyncpg
+from sqlalchemy.engine import make_url
 
 from perdure import App, Client
 from perdure.runtime.authoring.definitions import WorkflowDefinition
@@ -141,6 +142,14 @@ async def until_all(
     await until(look, what=f"{count} runs {status}", deadline=deadline, interval=0.05)
 
 
+async def execute(url: str, statement: str, *args: object) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(statement, *args)
+    finally:
+        await connection.close()
+
+
 @asynccontextmanager
 async def rows_held(url: str, run_id: str, *tables: str) -> AsyncIterator[None]:
     """Somebody else's transaction that has locked the run's rows in these tables and does nothing more."""
@@ -156,6 +165,13 @@ async def rows_held(url: str, run_id: str, *tables: str) -> AsyncIterator[None]:
         with contextlib.suppress(Exception):
             await connection.execute("rollback")
         connection.terminate()
+
+
+def port_and_name(url: str) -> tuple[int, str]:
+    """Port and database of a URL of the private server, for a proxy before it."""
+    parsed = make_url(url)
+    assert parsed.port is not None
+    return parsed.port, str(parsed.database)
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -26,6 +26,7 @@ from tests.integration.in_process import (
     Definitions,
     Watched,
     client_on,
+    port_and_name,
     runner_on,
     until_all,
     until_status,
@@ -107,7 +108,7 @@ async def counted(
     **settings: Any,
 ) -> AsyncIterator[tuple[Runner, Client, Counts]]:
     """A runner behind a proxy, whose first looks for runs are over, and a client beside it."""
-    port, database = int(url.rpartition("/")[0].rpartition(":")[2]), url.rpartition("/")[2]
+    port, database = port_and_name(url)
     chosen = {"scan": RARE, "park_after": 0.1} | settings
     async with (
         PostgresProxy(port) as proxy,
@@ -288,7 +289,7 @@ async def test_runs_waiting_in_memory_cost_one_look_a_scan(
 @pytest.mark.req("CL1")
 async def test_an_idle_client_sends_nothing(postgres: PrivatePostgres, migrated_postgres_url: str):
     url = migrated_postgres_url
-    port, database = int(url.rpartition("/")[0].rpartition(":")[2]), url.rpartition("/")[2]
+    port, database = port_and_name(url)
     async with PostgresProxy(port) as proxy, client_on(proxy.url(database), [listens]) as client:
         handle = await client.start(listens, 0)
         await until(lambda: proxy.statements["notify"] > 0, what="the hint of the start")

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
 
-import asyncpg
 import pytest
 from pydantic import BaseModel
 
@@ -20,6 +19,7 @@ from tests.harness.waiting import until
 from tests.integration.in_process import (
     Watched,
     client_on,
+    execute,
     milliseconds,
     percentile,
     rows_held,
@@ -59,14 +59,6 @@ async def double(number: int) -> int:
 @workflow(name="doubled")
 async def doubled(ctx: Context, number: int) -> int:
     return await ctx.step(double, number)
-
-
-async def execute(url: str, statement: str, *args: object) -> None:
-    connection = await asyncpg.connect(url)
-    try:
-        await connection.execute(statement, *args)
-    finally:
-        await connection.close()
 
 
 # ---- in one claim -----------------------------------------------------------------------------

@@ -1,0 +1,113 @@
+"""The database goes away under a client, and under a runner that has to begin anew just then."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from perdure import Context, workflow
+from perdure.storage.errors import DatabaseUnavailable, UnknownOutcome
+from tests.harness.proxy import PostgresProxy
+from tests.harness.waiting import until
+from tests.integration.in_process import client_on, execute, port_and_name, runner_on
+
+
+@workflow(name="echo")
+async def echo(ctx: Context, number: int) -> int:
+    return number
+
+
+@workflow(name="listens")
+async def listens(ctx: Context, number: int) -> int:
+    return int(await ctx.wait_signal("go", int))
+
+
+@pytest.mark.req("CL11")
+async def test_a_client_says_that_the_database_is_away_and_goes_on_when_it_is_back(
+    migrated_postgres_url: str,
+):
+    url = migrated_postgres_url
+    port, name = port_and_name(url)
+    async with (
+        runner_on(url, [echo, listens]) as runner,
+        PostgresProxy(port) as proxy,
+        client_on(proxy.url(name), [echo, listens], storage_deadline=1.0) as client,
+    ):
+        assert await client.run(echo, 1, timeout=20) == 1
+        handle = await client.start(listens, 1)
+        waiting = asyncio.create_task(handle.wait(60))
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "get": lambda: client.get(handle.run_id),
+            "list": client.list,
+            "journal": lambda: client.journal(handle.run_id),
+            "why": lambda: client.why(handle.run_id),
+            "cluster": client.cluster,
+            "start": lambda: client.start(echo, 2),
+            "signal": lambda: handle.signal("go", 1),
+            "cancel": handle.cancel,
+            "resume": lambda: client.resume(handle.run_id),
+        }
+        async with proxy.refusing():
+            for what, call in calls.items():
+                began = time.monotonic()
+                with pytest.raises(DatabaseUnavailable, match=r"127\.0\.0\.1") as caught:
+                    await call()
+                took = time.monotonic() - began
+                print(f"{what}: {caught.value} after {took:.2f} s")
+                assert took < 5.0
+            assert not waiting.done()
+        await client.signal(handle.run_id, "go", 7)
+        assert await waiting == 7
+        assert await client.run(echo, 3, timeout=20) == 3
+        assert len((await client.cluster()).runners) == 1
+        assert await runner.client.get(handle.run_id) is not None
+
+
+@pytest.mark.req("CL11")
+async def test_a_signal_whose_answer_is_lost_is_never_said_to_be_not_written(
+    migrated_postgres_url: str,
+):
+    url = migrated_postgres_url
+    port, name = port_and_name(url)
+    async with (
+        PostgresProxy(port) as proxy,
+        client_on(proxy.url(name), [listens], storage_deadline=1.0) as client,
+    ):
+        handle = await client.start(listens, 1)
+        lost = proxy.cut(name="signal", where="after_commit")
+        sending = asyncio.create_task(client.signal(handle.run_id, "go", 1, id="once"))
+        await lost.happened.wait()
+        async with proxy.refusing():
+            with pytest.raises(UnknownOutcome):
+                await sending
+        async with client_on(url, [listens]) as other:
+            info = await other.get(handle.run_id)
+            assert info is not None
+            assert info.record.unread == 1
+
+
+@pytest.mark.req("CL11")
+async def test_a_runner_declared_dead_while_nobody_can_connect_begins_anew_when_they_can(
+    migrated_postgres_url: str,
+):
+    url = migrated_postgres_url
+    port, name = port_and_name(url)
+    async with (
+        PostgresProxy(port) as proxy,
+        runner_on(proxy.url(name), [echo], lease=1.0) as runner,
+        client_on(url, [echo]) as client,
+    ):
+        before = runner.session.runner_id
+        closed = asyncio.create_task(runner.closed())
+        async with proxy.refusing(cut=False):
+            await execute(url, "update perdure_runners set dead = true")
+            await until(lambda: not runner.session.ownership.holds, what="no shards held any more")
+            attempts = asyncio.create_task(asyncio.sleep(1.0))  # a few tries to register again fail
+            await asyncio.wait([closed, attempts], return_when=asyncio.FIRST_COMPLETED)
+            assert not closed.done(), closed.exception()
+        assert await client.run(echo, 5, timeout=30) == 5
+        assert runner.session.runner_id != before
+        closed.cancel()
