@@ -70,14 +70,14 @@ class Storm:
         pod, proxy = self.places[place]
         await self._at_a_statement(proxy, pod.kill)
         self.faults.append(pod.faults[-1])
-        self._replace(place)
+        await self._replace(place)
 
     async def _stop(self, place: int) -> None:
         self._tell("stop", place)
         pod, _ = self.places[place]
         pod.terminate()
         assert await pod.wait_end() == 0
-        self._replace(place)
+        await self._replace(place)
 
     async def _freeze(self, place: int) -> None:
         seconds = self.chance.uniform(0.2, 2.5) * LEASE
@@ -118,9 +118,11 @@ class Storm:
             rule.disarm()
             do()
 
-    def _replace(self, place: int) -> None:
+    async def _replace(self, place: int) -> None:
         _, proxy = self.places[place]
-        self.places[place] = (self.w.start_pod(proxy.url(self.w.database)), proxy)
+        pod = self.w.start_pod(proxy.url(self.w.database))
+        await pod.wait_http("/readyz", deadline=60)
+        self.places[place] = (pod, proxy)
 
 
 async def passed(seconds: float) -> None:
