@@ -201,6 +201,7 @@ class Client:
             patience=2 * parts.settings.storage_deadline,
         )
         self._watcher = ResultWatcher(parts.store, parts.bus, parts.randomness)
+        self._looking = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         if self._owned:
@@ -412,6 +413,10 @@ class Client:
         return cluster_status(topology, meta, runs)
 
     async def _topology(self) -> tuple[Topology, Meta]:
+        async with self._looking:  # each look has a connection of its own, and one is enough
+            return await self._read_topology()
+
+    async def _read_topology(self) -> tuple[Topology, Meta]:
         cluster = self._parts.database.cluster()
         try:
             meta = await cluster.open()

@@ -4,10 +4,12 @@ Precedence: flags of the command line, then the environment (``PERDURE_<KEY>``),
 nearest ``pyproject.toml`` of the application, then the defaults below. Unknown keys and bad values are refused,
 naming the key, the value, where it came from and what is allowed; all faults are reported at once.
 
-Connections. Each pod opens at most ``db_pool + 3`` connections to its server: the pool, one for the keeper, one for
-the listener and one for shard ownership. For P pods and C client-only processes a server needs
+Connections. Each pod opens at most ``db_pool + 4`` connections to its server: the pool, one for the keeper, one for
+the listener, one for shard ownership and, for a moment each minute, one for retention. A process with a client alone
+opens ``db_pool + 2``: the pool, the listener and, while it looks at the cluster, one for that. For P pods and C such
+processes a server needs
 
-    max_connections >= P * (db_pool + 3) + C * (db_pool + 1) + what the server keeps for itself
+    max_connections >= P * (db_pool + 4) + C * (db_pool + 2) + what the server keeps for itself
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ from perdure.storage.connect import DatabaseSettings
 from perdure.storage.errors import ConfigurationError
 
 PREFIX = "PERDURE_"
-FIXED_CONNECTIONS = 3
-"""Of a pod, beside its pool: keeper, listener, ownership."""
+FIXED_CONNECTIONS = 4
+"""Of a pod, beside its pool: keeper, listener, ownership, retention."""
 
 SQLITE_LEASE_MINIMUM = 5.0
 """Seconds. One writer at a time and commits that wait for the disk: a shorter lease would be lost for nothing."""

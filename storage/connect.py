@@ -27,9 +27,9 @@ class DatabaseSettings:
     """Where the database is and how it may be used.
 
     url: with its password if it needs one; never shown. schema: PostgreSQL only, the schema of the tables (None: the
-    role's search path). pool: connections of one process for its `RunStore`; a runner uses one more for its keeper,
-    one for its shards and one for hints, so a cluster needs pods × (pool + 3). deadline: seconds a statement may
-    take (R10). lock_timeout: seconds a sender may wait for a row. application_name: shown by the server.
+    role's search path). pool: connections of a `RunStore`; each `ClusterStore` and each `HintChannel` has one of its
+    own. deadline: seconds a statement may take (R10). lock_timeout: seconds a sender may wait for a row.
+    application_name: shown by the server.
     """
 
     url: str = field(repr=False)

@@ -178,6 +178,18 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
+def test_named_log_events_exist() -> None:
+    sources = "".join(
+        path.read_text()
+        for floor in ("runtime", "sharding")
+        for path in (ROOT / floor).rglob("*.py")
+    )
+    section = (DOCS / "operations.md").read_text().split("What to watch for:")[1].split("\n\n")[1]
+    events = re.findall(r"`([^`]+)`", section)
+    assert len(events) == 8
+    assert [event for event in events if f'"{event}' not in sources] == []
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_every_page_with_examples_is_executed(path: Path) -> None:
     examples = [item for item in items(path) if item.kind in EXECUTED]

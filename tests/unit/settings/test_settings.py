@@ -104,7 +104,7 @@ class TestDerived:
         assert settings(flags={"db": "sqlite:///:memory:"}).db == "sqlite:///:memory:"
 
     def test_connections_of_a_pod(self):
-        assert settings(flags={"db_pool": "4"}).connections == 7
+        assert settings(flags={"db_pool": "4"}).connections == 8
 
     def test_what_storage_is_told(self):
         url = "postgresql://u:secret@h/d"
