@@ -106,11 +106,15 @@ class RunStore(ABC):
 
     @abstractmethod
     async def cancel_unentered(self, run_id: str, *, batch_id: int, reason: str | None) -> bool:
-        """End a run nobody ever entered, or one on hold, as `cancelled`; False: not in that state (send a cancel)."""
+        """End a run nobody ever entered, or one on hold, as `cancelled`; False: not in that state (send a cancel).
+
+        True again for the same batch_id, so that an unknown outcome is settled by calling again."""
 
     @abstractmethod
     async def release_hold(self, run_id: str, *, batch_id: int) -> bool:
-        """An operator's resume of a held run nobody has: hold gone, crash count 0, due now. False: not on hold."""
+        """An operator's resume of a held run nobody has: hold gone, crash count 0, due now. False: not on hold.
+
+        True again for the same batch_id."""
 
     # -- the runner's hot path
     @abstractmethod
@@ -195,7 +199,7 @@ class ClusterStore(ABC):
 
     @abstractmethod
     async def register(self, me: RunnerIdentity, lease: float) -> None:
-        """Insert my runner row; expires_at = database now + lease (seconds)."""
+        """Insert my runner row; expires_at = database now + lease (seconds). `RunnerDeclaredDead` for an id that is dead."""
 
     @abstractmethod
     async def renew(self, runner_id: int, lease: float) -> Renewal:
@@ -220,7 +224,7 @@ class ClusterStore(ABC):
     async def take_shards(
         self, runner_id: int, shard_ids: Sequence[int], dead: Sequence[int]
     ) -> Sequence[ShardHold]:
-        """Take shards that are free or belong to runners known dead; epoch + 1. Those taken."""
+        """Take shards that are free or belong to runners known dead; epoch + 1. Those taken; none if I am dead."""
 
     @abstractmethod
     async def release_shards(self, runner_id: int, holds: Sequence[ShardHold]) -> None:

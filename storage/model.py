@@ -239,7 +239,8 @@ class ClaimedRun:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """The answer to a claim. db_now: the database's clock. more: the limit was reached, claim again."""
+    """The answer to a claim. db_now: the database's clock. more: runs were taken and a limit was reached, of the claim or
+    per bucket: claim again."""
 
     runs: Sequence[ClaimedRun]
     db_now: float
@@ -283,7 +284,8 @@ class Finish:
 class RunWrite:
     """One durable write of one run, applied whole or not at all, behind the fence (R1).
 
-    entries: seq must continue the fence's next_seq. consumed: message ids with the seq of the entry that took each.
+    entries: seq must continue the fence's next_seq without a gap (another first seq: RELOAD; a gap within: DataRefused).
+    consumed: message ids with the seq of the entry that took each.
     """
 
     run_id: str
@@ -299,7 +301,8 @@ class Verdict(StrEnum):
     """What became of a run's write.
 
     COMMITTED, PARKED: it is durable (PARKED: and the run left this runner).
-    PARK_REFUSED: entries are durable, a message had arrived, the run stays claimed: read the mailbox.
+    PARK_REFUSED: entries are durable, the run stays claimed: a message had arrived, or somebody had its wake row locked
+    and may be leaving one: read the mailbox.
     AGAIN: certainly not written, claim and revision are as expected: send the same write again.
     RELOAD: the claim is mine but the revision is not: drop the body, load the run anew.
     FENCED: the run has another holder or has ended otherwise: drop the body.
