@@ -13,58 +13,30 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import heapq
 import itertools
 import json
 import math
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from perdure.runtime.body.errors import JournalMismatch, RefusedInBody
 from perdure.runtime.body.loop import END_OF_TIME, RunLoop, Timer, log
 from perdure.runtime.body.mail import Mail, OpenWait, Wanted
 from perdure.runtime.body.mismatch import ended_early, not_awaited, other_input
+from perdure.runtime.body.outcome import raise_in, resolve, time_out, wake
 from perdure.runtime.body.port import BodyPort, Ending, Idle, MessageWait, StepCall
+from perdure.runtime.body.steps import Arrival, Steps, StepWait
 from perdure.runtime.body.unwinding import Forever, position
-from perdure.storage.clock import from_micros, to_instant, to_micros
+from perdure.storage.clock import to_instant, to_micros
 from perdure.storage.model import Entry, EntryKind, Message, Reason, RunEvent
 
 CANCEL_TEXT = "the run was cancelled"
 
 _LONGEST_ALARM = 3600.0
 _SLICES_UNTIL_WARNING = 2000
-
-
-@dataclass(eq=False, slots=True)
-class StepWait:
-    """A step the body waits for. attempt, retry_at: of the next attempt, after failed ones that were recorded.
-
-    barrier: the entries up to this seq must be durable before it starts (R4).
-    """
-
-    key: str
-    call: StepCall
-    future: asyncio.Future[Any]
-    context: contextvars.Context
-    barrier: int
-    attempt: int = 1
-    retry_at: float = -math.inf
-    running: bool = False
-
-
-class Arrival(NamedTuple):
-    """What became of an attempt of a step, not yet an entry. retry_at: it failed and is to be tried again then."""
-
-    key: str
-    attempt: int
-    output: str | None
-    error: str | None
-    started_at: float | None
-    retry_at: float | None
 
 
 class _NoBody(Exception):
@@ -111,22 +83,11 @@ class Body:
         """True until the journal is used up and the body has reacted to all of it."""
         self._last_seq = journal[-1].seq if journal else 0
         self._last_at = journal[-1].at if journal else entered_at
-        self._durable = self._last_seq
         self.cancelled = False
         """The cancel has been delivered."""
         self._cancel_known = any(entry.kind is EntryKind.CANCEL for entry in journal)
 
-        self._steps: dict[str, StepWait] = {}
-        self._called: dict[str, StepWait] = {}
-        """Since the last time nothing was deliverable."""
-        self._ready_to_start: OrderedDict[str, StepWait] = OrderedDict()
-        """Wait for their barrier, or for `hold_starts`; taken from the front, which a plain dict is slow at."""
-        self._retries: list[tuple[float, int, StepWait]] = []
-        self._retry_numbers = itertools.count()
-        self._running = 0
-        self._abandoned: list[str] = []
-        self._gone: dict[str, StepCall] = {}
-        """Abandoned before their result came: an entry of such a key is skipped, live and on replay."""
+        self._steps = Steps(port, durable=self._last_seq)
         self._not_awaited: dict[int, StepCall] = {}
         self._arrivals: deque[Arrival] = deque()
         self._mail = Mail()
@@ -141,7 +102,6 @@ class Body:
         self._begun = False
         self._kicked = False
         self._frozen = False
-        self._held_back = False
         self._dead = False
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = math.inf
@@ -182,7 +142,7 @@ class Body:
     def _arrive(self, arrival: Arrival) -> None:
         if self._dead:
             return
-        if arrival.key not in self._steps and arrival.key not in self._gone:
+        if arrival.key not in self._steps.waits and arrival.key not in self._steps.gone:
             raise LookupError(
                 f"run {self._name}: a result came for step {arrival.key}, which is not running"
             )
@@ -199,9 +159,9 @@ class Body:
 
     def committed(self, seq: int) -> None:
         """The entries up to ``seq`` are durable; steps that waited for them start (R4)."""
-        if seq > self._durable:
-            self._durable = seq
-            self._release_starts()
+        if seq > self._steps.durable and not self._dead:
+            self._steps.durable = seq
+            self._steps.release()
 
     def freeze(self) -> None:
         """Deliver nothing until `thaw`: a park is being committed."""
@@ -213,23 +173,25 @@ class Body:
 
     def hold_starts(self, on: bool) -> None:
         """Start no more steps: the shard is being handed over. `idle` then reports ``pending_starts``."""
-        self._held_back = on
-        self._release_starts()
+        self._steps.held_back = on
+        if not self._dead:
+            self._steps.release()
 
     def idle(self) -> Idle | None:
         """What a quiescent body waits for; None while it is busy or its entries are not durable yet."""
         if self._dead or self._kicked or self.replaying or not self._begun or self._main is None:
             return None
-        if self._running or self._arrivals or self._mail_due is not None or self._called:
+        steps = self._steps
+        if steps.running or self._arrivals or self._mail_due is not None or steps.called:
             return None
-        if self._ready_to_start and not self._held_back:
+        if steps.ready and not steps.held_back:
             return None
         timer = self._loop.first_timer()
-        retry = self._first_retry()
+        retry = steps.first_retry()
         due = timer.due if timer is not None else math.inf
         wake_at = min(due, retry)
         never = wake_at == math.inf
-        pending = bool(self._ready_to_start)
+        pending = bool(steps.ready)
         waits = bool(self._mail.waits)
         reason = Reason.SIGNAL
         if not waits and (pending or not never):
@@ -256,10 +218,8 @@ class Body:
         left = self._loop.unwind()
         self._main = self._main_function = None
         self._journal = ()
-        for things in (self._steps, self._called, self._ready_to_start, self._not_awaited):
-            things.clear()
-        self._gone.clear()
-        self._retries.clear()
+        self._steps.clear()
+        self._not_awaited.clear()
         self._arrivals.clear()
         self._announce.clear()
         self._mail.clear()
@@ -285,9 +245,9 @@ class Body:
         except _NoBody as error:
             self._end(Ending("raised", error=error.__cause__))
             return
-        for key in self._abandoned:
+        for key in self._steps.dropped:
             self._port.abandon_step(key)
-        self._abandoned.clear()
+        self._steps.dropped.clear()
         assert self._main is not None
         if self._main.done():
             self._finish(self._main)
@@ -318,7 +278,7 @@ class Body:
         assert self._main_function is not None
         try:
             return self._loop.create_task(self._main_function(self), name="body")
-        except Exception as error:  # it has no coroutine: the body's failure, not the host's
+        except BaseException as error:  # it has no coroutine: the body's failure, not the host's
             raise _NoBody from error
 
     def _settle(self) -> None:
@@ -326,13 +286,7 @@ class Body:
         for waiting in self._announce:
             self._port_event(waiting)
         self._announce.clear()
-        if self._retries:
-            self._wake_retries()
-        if self._called:
-            self._ready_to_start.update(self._called)
-            self._called.clear()
-        if self._ready_to_start:
-            self._release_starts()
+        self._steps.settle(self._clock)
         self._set_alarm()
         if self._mail_due is not None and not self._mail_asked:
             self._ask_mail(self._mail_due)
@@ -349,7 +303,7 @@ class Body:
 
     def _finish(self, main: asyncio.Task[Any]) -> None:
         for entry in itertools.islice(self._journal, self._position, None):
-            if entry.key not in self._gone:
+            if entry.key not in self._steps.gone:
                 self._end(Ending("nondeterminism", error=JournalMismatch(ended_early(entry))))
                 return
         if main.cancelled():
@@ -376,7 +330,7 @@ class Body:
             f"step {wait.call.name!r} ({key}) was still "
             f"{'running' if wait.running else 'waiting to start'} when the body ended: "
             "it is cancelled, nothing of it is recorded"
-            for key, wait in self._steps.items()
+            for key, wait in self._steps.waits.items()
         ]
         warnings += [
             f"{task.get_name()!r} was still pending when the body ended, at {position(task.get_coro())}"
@@ -385,7 +339,7 @@ class Body:
         return tuple(warnings)
 
     def _end(self, ending: Ending) -> None:
-        running = [key for key, wait in self._steps.items() if wait.running]
+        running = [key for key, wait in self._steps.waits.items() if wait.running]
         for name in self.unwind():
             log.warning("run %s: task %s does not end", self._name, name)
         for key in running:
@@ -464,8 +418,8 @@ class Body:
 
     def _land(self, arrival: Arrival) -> None:
         key, attempt, output, error, started_at, retry_at = arrival
-        wait = self._steps.get(key)
-        call = wait.call if wait is not None else self._gone[key]
+        wait = self._steps.waits.get(key)
+        call = wait.call if wait is not None else self._steps.gone[key]
         kind, text = EntryKind.STEP, call.input_text
         if retry_at is not None:
             kind, text, output = EntryKind.ATTEMPT, None, str(to_micros(retry_at))
@@ -514,7 +468,9 @@ class Body:
         elif kind is EntryKind.SIGNAL:
             self._apply_signal(entry)
         elif kind is EntryKind.ATTEMPT:
-            self._apply_attempt(entry)
+            wait = self._awaited_step(entry)
+            if wait is not None:
+                self._steps.try_again(wait, entry)
         elif kind is EntryKind.CANCEL:
             self._loop.now = entry.at
             self.cancelled = self._cancel_known = True
@@ -529,38 +485,21 @@ class Body:
     def _apply_step(self, entry: Entry) -> None:
         wait = self._awaited_step(entry)
         if wait is None:  # abandoned; run time stands still
-            del self._gone[entry.key]
+            del self._steps.gone[entry.key]
             return
-        self._forget(wait)
+        self._steps.forget(wait)
         self._loop.now = entry.at
-        if entry.error is not None:
-            wait.future.set_exception(wait.call.recorded_error(entry.error))
-            return
-        try:
-            value = wait.call.decode(entry.output)
-        except Exception as error:
-            wait.future.set_exception(error)
+        call = wait.call
+        if entry.error is None:
+            resolve(wait.future, call.decode, entry.output)
         else:
-            wait.future.set_result(value)
-
-    def _apply_attempt(self, entry: Entry) -> None:
-        wait = self._awaited_step(entry)
-        if wait is None:
-            return
-        if wait.running:
-            wait.running = False
-            self._running -= 1
-        self._called.pop(entry.key, None)
-        wait.attempt = entry.attempt + 1
-        wait.retry_at = from_micros(int(entry.output or 0))
-        wait.barrier = entry.seq
-        heapq.heappush(self._retries, (wait.retry_at, next(self._retry_numbers), wait))
+            raise_in(wait.future, call.recorded_error, entry.error)
 
     def _awaited_step(self, entry: Entry) -> StepWait | None:
         """Who waits for this entry; None: who did has abandoned it."""
-        wait = self._steps.get(entry.key)
+        wait = self._steps.waits.get(entry.key)
         if wait is None:
-            if entry.key in self._gone:
+            if entry.key in self._steps.gone:
                 return None
             raise JournalMismatch(not_awaited(entry, self._awaited()))
         call = wait.call
@@ -576,70 +515,18 @@ class Body:
         self._loop.now = entry.at
         # Quiescent: the future's own waiter is the next thing to run, nothing can cancel it in between and lose
         # the message.
-        try:
-            value = opened.wait.decode(entry.output)
-        except Exception as error:
-            opened.future.set_exception(error)
-        else:
-            opened.future.set_result(value)
+        resolve(opened.future, opened.wait.decode, entry.output)
 
     def _awaited(self) -> list[str]:
-        steps = [f"step {key}" for key in self._steps]
+        steps = [f"step {key}" for key in self._steps.waits]
         waits = [f"signal wait {key}" for key in self._mail.waits]
         return steps + waits + [f"timer {key}" for key in self._loop.timers]
-
-    # -- starting steps
-    def _release_starts(self) -> None:
-        if self._held_back or self._dead:
-            return
-        ready = self._ready_to_start
-        while ready:
-            key = next(iter(ready))
-            wait = ready[key]
-            if wait.barrier > self._durable:
-                return  # those behind it were called later
-            del ready[key]
-            wait.running = True
-            self._running += 1
-            # A copy per attempt: what one attempt sets, the next does not see.
-            self._port.start_step(key, wait.call, wait.attempt, wait.context.copy())
-
-    def _wake_retries(self) -> None:
-        now = self._clock()
-        while self._first_retry() <= now:
-            wait = heapq.heappop(self._retries)[2]
-            self._ready_to_start[wait.key] = wait
-
-    def _first_retry(self) -> float:
-        """When the next failed step is tried again; inf: none waits for that."""
-        retries = self._retries
-        while retries:
-            retry_at, _, wait = retries[0]
-            if self._steps.get(wait.key) is wait and wait.retry_at == retry_at:
-                return retry_at
-            heapq.heappop(retries)  # abandoned, or another attempt has failed since
-        return math.inf
-
-    def _forget(self, wait: StepWait) -> None:
-        key = wait.key
-        del self._steps[key]
-        self._called.pop(key, None)
-        self._ready_to_start.pop(key, None)
-        if wait.running:
-            wait.running = False
-            self._running -= 1
-
-    def _abandon(self, wait: StepWait) -> None:
-        if wait.running:
-            self._abandoned.append(wait.key)
-        self._forget(wait)
-        self._gone[wait.key] = wait.call
 
     # -- time and mail
     def _set_alarm(self) -> None:
         """One host timer for the first timer or retry. One that rings early does no harm, so it is seldom moved."""
         timer = self._loop.first_timer()
-        due = min(timer.due if timer is not None else math.inf, self._first_retry())
+        due = min(timer.due if timer is not None else math.inf, self._steps.first_retry())
         if due >= self._alarm_at or due == math.inf or self._mail_due is not None:
             return
         if self._alarm is not None:
@@ -699,12 +586,12 @@ class Body:
         key = loop.node().key(call.name)
         future: asyncio.Future[Any] = asyncio.Future(loop=loop)
         wait = StepWait(key, call, future, contextvars.copy_context(), self._last_seq)
-        self._steps[key] = self._called[key] = wait
+        self._steps.add(wait)
         try:
             return await future
         finally:
-            if self._steps.get(key) is wait:
-                self._abandon(wait)
+            if self._steps.waits.get(key) is wait:
+                self._steps.abandon(wait)
 
     async def wait_message(self, wait: MessageWait) -> Any:
         """The decoded body of the oldest unread message of that name. Raises TimeoutError after ``wait.timeout``.
@@ -718,7 +605,7 @@ class Body:
         opened = OpenWait(key, wait, asyncio.Future(loop=loop), None)
         timer: Timer | None = None
         if wait.timeout is not None:
-            timer = loop.set_timer(loop.now + wait.timeout, _time_out, (opened.future,))
+            timer = loop.set_timer(loop.now + wait.timeout, time_out, (opened.future,))
             opened.deadline = timer.due if timer.due < END_OF_TIME else None
         self._mail.open(opened)
         if not self.replaying:
@@ -747,7 +634,7 @@ class Body:
             await asyncio.sleep(0)
             return
         future: asyncio.Future[None] = asyncio.Future(loop=loop)
-        timer = loop.set_timer(instant, _wake, (future,), name=name)
+        timer = loop.set_timer(instant, wake, (future,), name=name)
         if not self.replaying:
             self._announce.append(timer)
         try:
@@ -776,13 +663,3 @@ def _where_now() -> str:
     except RuntimeError:
         return f"in thread {threading.current_thread().name!r}"
     return "in a callback" if task is None else f"in task {task.get_name()!r} of another loop"
-
-
-def _wake(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-def _time_out(future: asyncio.Future[Any]) -> None:
-    if not future.done():
-        future.set_exception(TimeoutError())

@@ -396,8 +396,11 @@ class RunLoop(asyncio.AbstractEventLoop):
             return
         if self._handler is None:
             self.default_exception_handler(context)
-        else:
+            return
+        try:
             self._handler(self, context)
+        except BaseException:
+            log.exception("run %s: its exception handler failed on %s", self.name, context)
 
 
 def _instant(when: float) -> float:

@@ -148,6 +148,53 @@ def test_a_result_that_does_not_decode_is_raised_at_the_wait_in_both_lives() -> 
     assert replay(main, life).run().result() == "no number: r(a)"
 
 
+@pytest.mark.parametrize("error", [StopIteration("over"), SystemExit(3), asyncio.CancelledError()])
+def test_any_recorded_error_can_be_raised(error: BaseException) -> None:
+    async def main(body: Body) -> str:
+        call = changed(call_of("a", Work("a", "fail")), recorded_error=lambda text: error)
+        try:
+            await body.step(call)
+        except BaseException as caught:
+            return f"{type(caught).__name__} {caught}"
+        return ""
+
+    expected = "RuntimeError StopIteration was raised: over"
+    if not isinstance(error, StopIteration):
+        expected = f"{type(error).__name__} {error}"
+    life = Life(main).run()
+    assert life.result() == replay(main, life).run().result() == expected
+
+
+@pytest.mark.parametrize("error", [KeyError("decode"), SystemExit(3)])
+def test_whatever_decoding_raises_is_raised_at_the_wait(error: BaseException) -> None:
+    def fail(text: str | None) -> Any:
+        raise error
+
+    async def main(body: Body) -> None:
+        await body.step(changed(call_of("a", Work("a")), decode=fail))
+
+    life = Life(main).run()
+    assert life.ending is not None
+    assert life.ending.error is error
+
+
+def test_a_failing_exception_handler_hurts_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    def handler(loop: Any, context: Any) -> None:
+        raise SystemExit(3)
+
+    def bad() -> None:
+        raise KeyError("callback")
+
+    async def main(body: Body) -> str:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(handler)
+        loop.call_soon(bad)
+        return str(await step(body, "a"))
+
+    assert Life(main).run().result() == "r(a)"
+    assert "its exception handler failed" in caplog.text
+
+
 def test_steps_start_only_when_what_came_before_the_call_is_durable() -> None:
     async def main(body: Body) -> None:
         await step(body, "a", seconds=0)
@@ -761,13 +808,14 @@ def test_system_exit_in_a_child_reaches_who_awaits_it() -> None:
     assert isinstance(ending.error, SystemExit)
 
 
-def test_a_body_that_cannot_be_made_has_failed() -> None:
+@pytest.mark.parametrize("error", [TypeError("takes no arguments"), SystemExit(3)])
+def test_a_body_that_cannot_be_made_has_failed(error: BaseException) -> None:
     def main(body: Body) -> Any:
-        raise TypeError("takes no arguments")
+        raise error
 
     ending = Life(main).run().ending
     assert ending is not None
-    assert isinstance(ending.error, TypeError)
+    assert ending.error is error
 
 
 def test_after_the_end_every_call_is_harmless() -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from perdure.runtime.body import JournalMismatch
-from perdure.runtime.body.body import Body, StepWait
+from perdure.runtime.body.body import Body
 from perdure.runtime.body.loop import Handle
 from perdure.runtime.body.mail import Wanted
+from perdure.runtime.body.steps import Steps, StepWait
 from perdure.runtime.body.task import BodyTask, Node
 from perdure.storage.model import Entry, EntryKind
 from tests.unit.body.bodies import check_seeded
@@ -39,7 +40,9 @@ def test_delivery_not_in_recorded_order(monkeypatch: pytest.MonkeyPatch) -> None
     def swapped(self: Body) -> bool:
         at = self._position
         pair = list(self._journal[at : at + 2])
-        if len(pair) == 2 and all(e.key in self._steps and e.kind is EntryKind.STEP for e in pair):
+        if len(pair) == 2 and all(
+            e.key in self._steps.waits and e.kind is EntryKind.STEP for e in pair
+        ):
             self._journal = [*self._journal[:at], *reversed(pair), *self._journal[at + 2 :]]
         return deliver(self)
 
@@ -95,9 +98,7 @@ def test_steps_start_during_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     deliver = Body._deliver
 
     def eager(self: Body) -> bool:
-        self._ready_to_start.update(self._called)
-        self._called.clear()
-        self._release_starts()
+        self._steps.settle(self._clock)
         return deliver(self)
 
     monkeypatch.setattr(Body, "_deliver", eager)
@@ -108,7 +109,7 @@ def test_steps_start_before_their_past_is_durable(monkeypatch: pytest.MonkeyPatc
     settle = Body._settle
 
     def impatient(self: Body) -> None:
-        for wait in self._called.values():
+        for wait in self._steps.called.values():
             wait.barrier = 0
         settle(self)
 
@@ -129,15 +130,14 @@ def test_entries_before_a_due_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     found("was recorded before timer")
 
 
-def test_attempts_forgotten_on_replay(monkeypatch: pytest.MonkeyPatch) -> None:
-    apply = Body._apply_attempt
+def test_attempts_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    try_again = Steps.try_again
 
-    def forgetful(self: Body, entry: Entry) -> None:
-        apply(self, entry)
-        if self.replaying and entry.key in self._steps:
-            self._steps[entry.key].attempt = 1
+    def forgetful(self: Steps, wait: StepWait, failed: Entry) -> None:
+        try_again(self, wait, failed)
+        wait.attempt = 1
 
-    monkeypatch.setattr(Body, "_apply_attempt", forgetful)
+    monkeypatch.setattr(Steps, "try_again", forgetful)
     found("attempt 1 after")
 
 
