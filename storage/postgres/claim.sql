@@ -1,5 +1,5 @@
 -- name: claim
--- Take due runs of my shards, and orphans where $8. Nothing waits for a row lock.
+-- Take due runs of my shards, and orphans where $8. Nothing waits for a row lock. BETWEEN and OFFSET 0: see commit.
 --   $1 me  $2 shards, in the order to look into them  $3 their epochs  $4 workflows I know  $5 claims in my memory
 --   $6 most candidates per bucket  $7 fresh random claim ids, as many as runs wanted  $8 orphans too
 --   $9 seconds ahead of time  $10 low-water mark or null
@@ -25,7 +25,9 @@ with mine as materialized (  -- a line for each bucket of 256 slots of each shar
   select d.run_id, d.claim_id, m.epoch, m.slot_lo
     from mine m
    cross join lateral (
-     select w.run_id, f.claim_id from perdure_wakes w join perdure_fences f on f.run_id = w.run_id
+     select w.run_id, f.claim_id
+       from perdure_wakes w
+      cross join lateral (select claim_id, status, workflow, epoch from perdure_fences where run_id = w.run_id offset 0) f
       where w.slot >> 8 = m.slot_lo >> 8 and w.slot between m.slot_lo and m.slot_hi
         and w.wake_at is not null and w.wake_at <= now() + $9::float8 * interval '1 second'
         and w.wake_at >= coalesce($10::timestamptz, '-infinity') and w.hold is null
@@ -35,15 +37,16 @@ with mine as materialized (  -- a line for each bucket of 256 slots of each shar
   select * from found limit cardinality($7::bigint[]) + 1
 ), fl as materialized (  -- the predicate again: SKIP LOCKED evaluates it anew on the newest version of f. A run that
   -- another claim has got meanwhile is left alone, also if that is mine and newer than $5
-  select f.run_id, f.status, f.runner_id, c.epoch
-    from (select * from picked limit cardinality($7::bigint[])) c
-    join perdure_fences f on f.run_id = c.run_id
-   where f.workflow = any($4::text[]) and f.epoch <= c.epoch and f.claim_id is not distinct from c.claim_id
-     and (f.status in ('pending', 'suspended')
-          or f.status = 'running' and f.claim_id <> all($5::bigint[])
-             and (f.runner_id = $1 or exists (select 1 from perdure_runners r where r.runner_id = f.runner_id and r.dead)))
-   order by f.run_id
-     for no key update of f skip locked
+  select c.run_id, f.status, f.runner_id, c.epoch
+    from (select * from (select * from picked limit cardinality($7::bigint[])) p order by run_id) c
+   cross join lateral (
+     select f.status, f.runner_id from perdure_fences f
+      where f.run_id = c.run_id and f.workflow = any($4::text[]) and f.epoch <= c.epoch
+        and f.claim_id is not distinct from c.claim_id
+        and (f.status in ('pending', 'suspended')
+             or f.status = 'running' and f.claim_id <> all($5::bigint[])
+                and (f.runner_id = $1 or exists (select 1 from perdure_runners r where r.runner_id = f.runner_id and r.dead)))
+        for no key update of f skip locked) f
 ), wl as materialized (
   select fl.*, w.wake_at, w.wake_seq, w.hold
     from fl
@@ -59,15 +62,15 @@ with mine as materialized (  -- a line for each bucket of 256 slots of each shar
      set claim_id = g.claim_id, epoch = g.epoch, revision = f.revision + 1, runner_id = $1, status = 'running', reason = null,
          entered_at = coalesce(f.entered_at, now()), claimed_at = now(), reclaim_count = f.reclaim_count + g.taken_over::int
     from got g
-   where f.run_id = g.run_id
+   where f.run_id between g.run_id and g.run_id
   returning f.run_id, f.claim_id, f.epoch, f.revision, f.next_seq, f.entered_at, f.reclaim_count, g.wake_seq, g.taken_over
 ), wk as (
   update perdure_wakes w set wake_at = null from got g
-   where w.run_id = g.run_id and w.wake_at <= now() + $9::float8 * interval '1 second'
+   where w.run_id between g.run_id and g.run_id and w.wake_at <= now() + $9::float8 * interval '1 second'
 )
 select now() as db_now, head.alive, head.more, u.*,
        r.slot, r.workflow, r.version, r.payload, r.payload_format, r.seed, r.created_at, r.source, r.parent_id, r.trace
   from (select exists (select 1 from perdure_runners r where r.runner_id = $1 and not r.dead) as alive,
                (select count(*) from picked) > cardinality($7::bigint[])
                  or exists (select 1 from picked group by slot_lo having count(*) >= $6) as more) head
-  left join (upd u cross join lateral (select * from perdure_runs where run_id = u.run_id) r) on true;
+  left join (upd u cross join lateral (select * from perdure_runs where run_id = u.run_id offset 0) r) on true;

@@ -1,7 +1,10 @@
 -- name: commit
 -- Steps, parks and finishes of many runs, each applied whole or not at all behind its fence (R1). Nothing waits for a
 -- row lock: a member whose rows are locked is set aside. LATERAL look-ups keep index access and id order whatever the
--- planner believes; no two sets of batch size are joined by anything but hashing.
+-- planner believes; no two sets of batch size are joined by anything but hashing. Targets are found by BETWEEN x AND x: an
+-- equality could as well be met by reading the whole index once and comparing, which looks as cheap to a planner whose
+-- statistics are of a moment when the table was all but empty, and is quadratic when it is not. (OFFSET 0 does that for
+-- look-ups without a lock.)
 --   $1 me  $2 batch
 --   members, sorted by run_id: $3 run  $4 claim  $5 revision  $6 seq of its first entry or null  $7 number of entries
 --     $8 null, 'park' or 'finish'  $9 park: wake_at  $10 park: seen  $11 reason  $12 park: is a hold
@@ -58,7 +61,7 @@ with batch as materialized (
          status = case when d.parked then 'suspended' else f.status end, reason = case when d.parked then d.reason else f.reason end,
          claim_id = case when d.parked then null else f.claim_id end, runner_id = case when d.parked then null else f.runner_id end
     from done d
-   where f.run_id = d.run_id and d.outcome is distinct from 'finish'
+   where f.run_id between d.run_id and d.run_id and d.outcome is distinct from 'finish'
 ), wk as (  -- one write per row: a statement cannot write a row twice
   update perdure_wakes w
      set wake_seq = w.wake_seq + x.n, hold = coalesce(x.hold, w.hold),
@@ -70,7 +73,7 @@ with batch as materialized (
                   union all
                   select run_id, n, null, null, false from bumped) each_one
            group by run_id) x
-   where w.run_id = x.run_id
+   where w.run_id between x.run_id and x.run_id
 ), journal as (
   insert into perdure_steps (run_id, seq, step_key, kind, attempt, status, input_hash, input, output, error, at, started_at, format, claim_id)
   select u.*, d.claim_id
@@ -81,7 +84,7 @@ with batch as materialized (
   update perdure_messages m set consumed_seq = u.seq, body = null
     from unnest($32::text[], $33::text[], $34::bigint[]) as u(run_id, message_id, seq)
     join done d on d.run_id = u.run_id
-   where d.outcome is distinct from 'finish' and m.run_id = u.run_id and m.message_id = u.message_id
+   where d.outcome is distinct from 'finish' and m.run_id between u.run_id and u.run_id and m.message_id = u.message_id
 ), event as (
   insert into perdure_run_events (run_id, type, at, detail)
   select u.* from unnest($35::text[], $36::text[], $37::timestamptz[], $38::text[]) as u(run_id, type, at, detail)
@@ -96,13 +99,13 @@ with batch as materialized (
          error = d.error, error_type = d.error_type, error_message = d.error_message, reason = d.reason,
          started_at = d.entered_at, finished_at = now(), last_claim = d.claim_id, last_batch = $2, last_revision = d.revision + 1
     from done d
-   where r.run_id = d.run_id and d.outcome = 'finish'
+   where r.run_id between d.run_id and d.run_id and d.outcome = 'finish'
 ), df as (
-  delete from perdure_fences f using done d where f.run_id = d.run_id and d.outcome = 'finish'
+  delete from perdure_fences f using done d where f.run_id between d.run_id and d.run_id and d.outcome = 'finish'
 ), dw as (
-  delete from perdure_wakes w using done d where w.run_id = d.run_id and d.outcome = 'finish'
+  delete from perdure_wakes w using done d where w.run_id between d.run_id and d.run_id and d.outcome = 'finish'
 ), dm as (
-  delete from perdure_messages m using done d where m.run_id = d.run_id and d.outcome = 'finish'
+  delete from perdure_messages m using done d where m.run_id between d.run_id and d.run_id and d.outcome = 'finish'
 )
 select head.alive, d.run_id, d.parked
   from (select exists (select 1 from perdure_runners r where r.runner_id = $1 and not r.dead) as alive) head

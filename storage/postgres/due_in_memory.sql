@@ -5,16 +5,16 @@
 with mine as materialized (
   select m.run_id, m.seen, w.wake_seq, w.wake_at, w.version
     from unnest($1::text[], $2::bigint[]) as m(run_id, seen)
-   cross join lateral (select wake_seq, wake_at, xmin as version from perdure_wakes where run_id = m.run_id) w
+   cross join lateral (select wake_seq, wake_at, xmin as version from perdure_wakes where run_id = m.run_id offset 0) w
 ), idle as materialized (
   select m.run_id
     from mine m
    cross join lateral (
      select 1 from perdure_wakes w
       where w.run_id = m.run_id and w.xmin = m.version and m.wake_seq = m.seen and w.wake_at <= now()
-        and exists (select 1 from perdure_fences f where f.run_id = m.run_id and f.status = 'running')
+        and (select f.status from perdure_fences f where f.run_id = m.run_id) = 'running'
         for no key update of w skip locked) w
 ), cleared as (
-  update perdure_wakes w set wake_at = null from idle i where w.run_id = i.run_id
+  update perdure_wakes w set wake_at = null from idle i where w.run_id between i.run_id and i.run_id
 )
 select run_id from mine where wake_seq > seen;

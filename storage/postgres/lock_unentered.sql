@@ -4,4 +4,4 @@
 with f as materialized (
   select run_id from perdure_fences where run_id = $1 and claim_id is null for no key update
 )
-select w.run_id from f join perdure_wakes w on w.run_id = f.run_id for no key update of w;
+select w.run_id from f join perdure_wakes w on w.run_id between f.run_id and f.run_id for no key update of w;

@@ -5,11 +5,11 @@ with f as materialized (
   select run_id from perdure_fences
    where run_id = $1 and claim_id is null and status = 'suspended' for no key update
 ), w as materialized (
-  select w.run_id from f join perdure_wakes w on w.run_id = f.run_id where w.hold is not null for no key update of w
+  select w.run_id from f join perdure_wakes w on w.run_id between f.run_id and f.run_id where w.hold is not null for no key update of w
 ), uf as (
-  update perdure_fences x set reason = null, reclaim_count = 0, revision = x.revision + 1, last_batch = $2 from w where x.run_id = w.run_id
+  update perdure_fences x set reason = null, reclaim_count = 0, revision = x.revision + 1, last_batch = $2 from w where x.run_id between w.run_id and w.run_id
 ), uw as (
-  update perdure_wakes x set hold = null, wake_at = clock_timestamp() from w where x.run_id = w.run_id
+  update perdure_wakes x set hold = null, wake_at = clock_timestamp() from w where x.run_id between w.run_id and w.run_id
 ), event as (
   insert into perdure_run_events (run_id, type, at) select run_id, 'run-resumed', clock_timestamp() from w
 )

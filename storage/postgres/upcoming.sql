@@ -11,7 +11,9 @@ with mine as materialized (
 select d.run_id, d.slot, d.wake_at
   from mine m
  cross join lateral (
-   select w.run_id, w.slot, w.wake_at from perdure_wakes w join perdure_fences f on f.run_id = w.run_id
+   select w.run_id, w.slot, w.wake_at
+     from perdure_wakes w
+    cross join lateral (select status from perdure_fences where run_id = w.run_id offset 0) f
     where w.slot >> 8 = m.slot_lo >> 8 and w.slot between m.slot_lo and m.slot_hi
       and w.wake_at is not null and w.wake_at >= now() - interval '10 seconds' and w.wake_at < $4::timestamptz
       and w.hold is null and f.status = 'suspended'

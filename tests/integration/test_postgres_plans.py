@@ -1,7 +1,8 @@
 """Plans of the looping statements: by index whatever the planner believes, also generic and with old statistics (R12).
 
-Tables are loaded after they were analysed empty, and nothing analyses them again. Each statement is explained as it is
-executed: the same text, a generic plan, the settings of a hot connection.
+Tables are loaded after they were analysed empty, and nothing analyses them again; or their statistics are of a moment
+at which they were large and all but empty, between two bursts. Each statement is explained as it is executed: the same
+text, a generic plan, the settings of a hot connection.
 """
 
 from __future__ import annotations
@@ -38,7 +39,17 @@ from tests.integration.postgres_world import migrated_database
 
 ME = 7
 SMALL_TABLES = {"perdure_runners", "perdure_shards", "perdure_meta"}
-SIZES = [pytest.param(5_000, id="5k"), pytest.param(100_000, id="100k", marks=pytest.mark.slow)]
+LOADS = [
+    pytest.param((5_000, ""), id="5k"),
+    pytest.param((5_000, "hollow"), id="5k-hollow"),
+    pytest.param((100_000, ""), id="100k", marks=pytest.mark.slow),
+    pytest.param((100_000, "hollow"), id="100k-hollow", marks=pytest.mark.slow),
+]
+HOLLOW = """
+update pg_class set reltuples = 1, relpages = pg_relation_size(oid) / current_setting('block_size')::int
+ where relname like 'perdure%' and relkind in ('r', 'i')
+"""
+"""What ANALYZE finds in a table full of dead or uncommitted rows, so that the planner counts on one row for ever."""
 
 LOAD = """
 insert into perdure_runners (runner_id, replica_id, address, expires_at)
@@ -76,12 +87,13 @@ TABLES = ("runs", "fences", "wakes", "steps", "messages", "run_events", "runners
 class Loaded(NamedTuple):
     session: Session
     size: int
+    hollow: bool
 
 
-@pytest.fixture(scope="module", params=SIZES)
+@pytest.fixture(scope="module", params=LOADS)
 def loaded_url(
     request: pytest.FixtureRequest, postgres: PrivatePostgres
-) -> Iterator[tuple[str, int]]:
+) -> Iterator[tuple[str, int, bool]]:
     postgres.start()
     url = migrated_database(postgres)
     database = url.rpartition("/")[2]
@@ -90,20 +102,23 @@ def loaded_url(
             f"alter table perdure_{table} set (autovacuum_enabled = false)", database=database
         )
     postgres.run_sql("analyze", database=database)
-    for statement in LOAD.replace("SIZE", str(request.param)).split(";\n"):
+    size, statistics = request.param
+    for statement in LOAD.replace("SIZE", str(size)).split(";\n"):
         if statement.strip():
             postgres.run_sql(statement, database=database)
-    yield url, request.param
+    if statistics:
+        postgres.run_sql(HOLLOW, database=database)
+    yield url, size, bool(statistics)
     postgres.start()
     postgres.drop_database(database)
 
 
 @pytest.fixture
-async def loaded(loaded_url: tuple[str, int]) -> AsyncIterator[Loaded]:
-    url, size = loaded_url
+async def loaded(loaded_url: tuple[str, int, bool]) -> AsyncIterator[Loaded]:
+    url, size, hollow = loaded_url
     settings = DatabaseSettings(url, deadline=60.0)
     session = await open_session(settings, address_of(url), hot=True)
-    yield Loaded(session, size)
+    yield Loaded(session, size, hollow)
     await session.close()
 
 
@@ -256,6 +271,8 @@ def test_every_statement_is_explained_here_or_never_loops_over_runs() -> None:
 
 @pytest.mark.parametrize("name", LOOPING)
 async def test_a_looping_statement_reads_by_index(loaded: Loaded, name: str) -> None:
+    if loaded.hollow and name == "timeline":
+        pytest.skip("not applicable: one run's timeline is read once, when a person asks")
     sql, args, index, most = LOOPING[name]
     plan = await plan_of(loaded.session, sql, *args)
     assert whole_readings(plan) == []
@@ -283,7 +300,7 @@ FILTERS = {
 
 
 @pytest.fixture(scope="module")
-def analysed_url(loaded_url: tuple[str, int], postgres: PrivatePostgres) -> Iterator[str]:
+def analysed_url(loaded_url: tuple[str, int, bool], postgres: PrivatePostgres) -> Iterator[str]:
     """A copy of the load with statistics of it: lists are for people, not for loops."""
     copy = postgres.create_database(template=loaded_url[0].rpartition("/")[2])
     postgres.run_sql("analyze", database=copy)

@@ -45,8 +45,8 @@ GATES: Mapping[str, tuple[str, str]] = {
     "claim": (f"   where {ALIVE}\n   order", f"   where {ALIVE} and test_gate($1::bigint::text)\n   order"),
     "commit": (f"   where {ALIVE}\n), fl", f"   where {ALIVE} and test_gate($2::bigint::text)\n), fl"),
     "due_in_memory": (
-        "where run_id = m.run_id) w\n), idle",
-        "where run_id = m.run_id) w\n   where test_gate(m.run_id)\n), idle",
+        "where run_id = m.run_id offset 0) w\n), idle",
+        "where run_id = m.run_id offset 0) w\n   where test_gate(m.run_id)\n), idle",
     ),
     "take_shards": (f"     and {ALIVE}", f"     and {ALIVE} and test_gate($1::bigint::text)"),
     "cancel_unentered": ("where run_id = $1 and claim_id", "where test_gate($1) and run_id = $1 and claim_id"),
