@@ -108,6 +108,7 @@ def test_a_body_on_a_real_loop(host: str) -> None:
 @pytest.mark.parametrize("host", HOSTS)
 def test_a_thread_that_wakes_a_body_fails_its_run(host: str) -> None:
     refused: list[RefusedInBody] = []
+    threads: list[threading.Thread] = []
 
     async def main(body: Body) -> None:
         loop = asyncio.get_running_loop()
@@ -119,12 +120,14 @@ def test_a_thread_that_wakes_a_body_fails_its_run(host: str) -> None:
             except RefusedInBody as error:
                 refused.append(error)
 
-        threading.Thread(target=wake, daemon=True).start()
+        threads.append(threading.Thread(target=wake, daemon=True))
+        threads[0].start()
         await future
 
     factory, debug = HOSTS[host]
     with asyncio.Runner(loop_factory=factory, debug=debug) as runner:
         ending, _ = runner.run(live(main))
+    threads[0].join(20)
     assert ending.kind == "raised"
     assert ending.error is refused[0]
 
