@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 
 from perdure import Client, Settings
 from perdure.testing import running
@@ -67,9 +66,9 @@ async def readme_run_sleeps(page: Page) -> None:
     assert names == {"charge#0", "signal:approval#0", "pack#0", "print_label#0"}
 
 
-def executions() -> int:
+def executions(page: Page) -> int:
     """Steps of the orders example that were executed so far."""
-    return len(Path("side.log").read_text().splitlines())
+    return len((page.folder / "side.log").read_text().splitlines())
 
 
 async def readme_order_waits(page: Page) -> None:
@@ -80,7 +79,7 @@ async def readme_order_waits(page: Page) -> None:
             return run.reason == "signal"
 
         await until(waiting, what="the order waits for its approval", deadline=LONG)
-    page.names["executed_before"] = executions()
+    page.names["executed_before"] = executions(page)
 
 
 async def readme_order_ships(page: Page) -> None:
@@ -88,7 +87,7 @@ async def readme_order_ships(page: Page) -> None:
         (run,) = await client.list()
         assert (await client.wait(run.run_id, timeout=LONG))["status"] == "shipped"
     # pack, print_label and ship; no charge
-    assert executions() == page.names["executed_before"] + 3
+    assert executions(page) == page.names["executed_before"] + 3
 
 
 async def readme_approve(page: Page) -> None:

@@ -8,7 +8,7 @@ languages only show something, unless a comment above them says more. Comments, 
     <!-- start NAME -->       the next block is a pod that stays; the page goes on when it is ready
     <!-- again NAME -->       start that pod again, as it was
     <!-- stop NAME -->        Ctrl-C to that pod, and wait for its end; ``<!-- kill NAME -->``: SIGKILL
-    <!-- output -->           the next block is what the one before it printed; "…" stands for anything
+    <!-- output -->           the next block is what the last ``sh`` printed; "…" stands for anything
     <!-- sql USER -->         the next block is executed by this role
     <!-- do NAME -->          call this function of `deeds`: names an example takes for granted, checks of what it did
     <!-- elsewhere PATH -->   the next block is executed by that test
@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import contextlib
-import io
 import os
 import re
 import signal
@@ -82,7 +80,7 @@ class Page:
         self._variables: dict[str, str] = {}
         self._pods: dict[str, Pod] = {}
         self.printed = ""
-        """By the last block, for the comparison with what the page shows."""
+        """By the last ``sh`` block, for the comparison with what the page shows."""
 
     @property
     def names(self) -> dict[str, Any]:
@@ -122,8 +120,7 @@ class Page:
         if word == "do":
             if name not in self.deeds:
                 raise self._wrong(item, f"there is no deed {name!r}")
-            with contextlib.chdir(self.folder):
-                await self.deeds[name](self)
+            await self.deeds[name](self)
             return
         if name not in self._pods:
             raise self._wrong(item, f"no pod {name!r} was started")
@@ -164,12 +161,9 @@ class Page:
     async def _python(self, line: int, text: str) -> None:
         flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         code = compile("\n" * (line - 1) + text, str(self.path), "exec", flags)
-        out = io.StringIO()
-        with contextlib.chdir(self.folder), contextlib.redirect_stdout(out):
-            found = eval(code, self.names)
-            if found is not None:
-                await found
-        self.printed = out.getvalue()
+        found = eval(code, self.names)
+        if found is not None:
+            await found
 
     async def _shell(self, item: Item, text: str) -> None:
         kept = self.folder / _VARIABLES

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 
@@ -20,8 +22,9 @@ from tests.harness.postgres import PrivatePostgres, free_port
 from tests.requirements_report import load, unknown_ids
 
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
-EXECUTED_PAGES = ("README.md", "workflows.md", "operations.md")
+README = ROOT / "README.md"
+PAGES = [README, *sorted(DOCS.glob("*.md"))]
+EXECUTED_PAGES = (README, DOCS / "workflows.md", DOCS / "operations.md")
 SETTINGS_HEAD = "| key | default | allowed | meaning |"
 MIB, KIB = 1024 * 1024, 1024
 
@@ -29,68 +32,82 @@ slow_machine = pytest.mark.timeout(300)
 """A page starts a dozen processes: the usual limit is for an idle machine."""
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module")
 def quiet() -> Iterator[None]:
-    """Runners in the test's process log nothing of what the examples provoke."""
+    """Runners in the tests' process log nothing of what the examples provoke."""
     kept = structlog.make_filtering_bound_logger(logging.CRITICAL)
     structlog.configure(wrapper_class=kept)
     yield
     structlog.reset_defaults()
 
 
-@pytest.fixture
-def roles(postgres: PrivatePostgres) -> Iterator[None]:
-    """Roles are the server's, not a database's: those that a page makes are dropped."""
-    yield
-    for role in ("perdure_pods", "perdure_owner"):
+@pytest.fixture(scope="module")
+def pages(
+    quiet: None,
+    postgres: PrivatePostgres,
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Mapping[str, Future[Page]]]:
+    """The pages that are asked for, all under way, since a page mostly waits for processes to start."""
+    asked = {item.name for item in request.session.items if item.path == request.path}
+    named = {f"test_{path.stem.lower()}": path for path in EXECUTED_PAGES}
+    wanted = {name: path for name, path in named.items() if name in asked}
+    made = {
+        name: page_of(
+            path, tmp_path_factory.mktemp(path.stem), postgres.url(postgres.create_database())
+        )
+        for name, path in wanted.items()
+    }
+    with ThreadPoolExecutor(len(made)) as threads:
+        yield {name: threads.submit(executed, page) for name, page in made.items()}
+    for page in made.values():
+        postgres.drop_database(page.database.rpartition("/")[2])
+    for role in ("perdure_pods", "perdure_owner"):  # the server's, not the database's
         postgres.run_sql(f"drop role if exists {role}")
 
 
-@pytest.fixture
-def page_of(roles: None, tmp_path: Path, postgres_url: str):
-    """Makes a page whose URLs mean a database of its own, and whose ports are free."""
+def page_of(path: Path, folder: Path, database: str) -> Page:
+    """Its URLs mean this database, and its ports are free ones."""
+    address = database.rpartition("@")[2]
+    port = str(free_port())
+    (folder / "examples").symlink_to(ROOT / "examples")
+    return Page(
+        path,
+        folder,
+        deeds=all_deeds(),
+        replaced={
+            "user@host/name": f"postgres@{address}",
+            "@host/name": f"@{address}",
+            "127.0.0.1:34000": f"127.0.0.1:{port}",
+        },
+        env={"PERDURE_RUNNER_PORT": port, "ORDERS_SIDE_LOG": str(folder / "side.log")},
+        database=database,
+    )
 
-    def make(path: Path) -> Page:
-        address = postgres_url.rpartition("@")[2]
-        port = str(free_port())
-        (tmp_path / "examples").symlink_to(ROOT / "examples")
-        return Page(
-            path,
-            tmp_path,
-            deeds=all_deeds(),
-            replaced={
-                "user@host/name": f"postgres@{address}",
-                "@host/name": f"@{address}",
-                "127.0.0.1:34000": f"127.0.0.1:{port}",
-            },
-            env={"PERDURE_RUNNER_PORT": port, "ORDERS_SIDE_LOG": str(tmp_path / "side.log")},
-            database=postgres_url,
-        )
 
-    return make
+def executed(page: Page) -> Page:
+    asyncio.run(page.execute())
+    return page
 
 
 @slow_machine
 @pytest.mark.req("OP4")
-async def test_readme(page_of) -> None:
-    page = page_of(ROOT / "README.md")
-    await page.execute()
+def test_readme(pages: Mapping[str, Future[Page]]) -> None:
+    page = pages["test_readme"].result()
     assert page.executed == number_of_examples(page.path)
 
 
 @slow_machine
 @pytest.mark.req("WF1", "WF2", "WF8", "WF12", "ST7", "ST13", "SL2", "SL5")
-async def test_workflows(page_of) -> None:
-    page = page_of(DOCS / "workflows.md")
-    await page.execute()
+def test_workflows(pages: Mapping[str, Future[Page]]) -> None:
+    page = pages["test_workflows"].result()
     assert page.executed == number_of_examples(page.path)
 
 
 @slow_machine
 @pytest.mark.req("OP3", "CL8", "CL12", "DB1")
-async def test_operations(page_of) -> None:
-    page = page_of(DOCS / "operations.md")
-    await page.execute()
+def test_operations(pages: Mapping[str, Future[Page]]) -> None:
+    page = pages["test_operations"].result()
     assert page.executed == number_of_examples(page.path)
 
 
@@ -193,4 +210,4 @@ def test_named_log_events_exist() -> None:
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_every_page_with_examples_is_executed(path: Path) -> None:
     examples = [item for item in items(path) if item.kind in EXECUTED]
-    assert path.name in EXECUTED_PAGES or not examples
+    assert path in EXECUTED_PAGES or not examples
