@@ -199,7 +199,7 @@ class ClusterStore(ABC):
 
     @abstractmethod
     async def register(self, me: RunnerIdentity, lease: float) -> None:
-        """Insert my runner row; expires_at = database now + lease (seconds). `RunnerDeclaredDead` for an id that is dead."""
+        """Insert my runner row; expires_at = database now + lease (seconds). A dead id: `RunnerDeclaredDead`."""
 
     @abstractmethod
     async def renew(self, runner_id: int, lease: float) -> Renewal:

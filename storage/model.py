@@ -239,8 +239,8 @@ class ClaimedRun:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """The answer to a claim. db_now: the database's clock. more: runs were taken and a limit was reached, of the claim or
-    per bucket: claim again."""
+    """The answer to a claim. db_now: the database's clock. more: runs were taken and a limit was reached, of the claim
+    or per bucket: claim again."""
 
     runs: Sequence[ClaimedRun]
     db_now: float
@@ -284,8 +284,8 @@ class Finish:
 class RunWrite:
     """One durable write of one run, applied whole or not at all, behind the fence (R1).
 
-    entries: seq must continue the fence's next_seq without a gap (another first seq: RELOAD; a gap within: DataRefused).
-    consumed: message ids with the seq of the entry that took each.
+    entries: seq must continue the fence's next_seq without a gap (another first seq: RELOAD; a gap within:
+    DataRefused). consumed: message ids with the seq of the entry that took each.
     """
 
     run_id: str
