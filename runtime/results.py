@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from perdure.runtime.engine.pacing import Backoff
+from perdure.runtime.engine.pacing import Backoff, Portion
 from perdure.runtime.hints import HintBus
 from perdure.storage.clock import Randomness
 from perdure.storage.errors import StorageError
@@ -78,10 +78,10 @@ class ResultWatcher:
                 self._want(run_id)
 
     async def _run_reads(self) -> None:
-        backoff = Backoff(self._randomness)
+        backoff, portion = Backoff(self._randomness), Portion(READ_AT_ONCE)
         while True:
             await self._asked.wait()
-            run_ids = list(self._wanted)[:READ_AT_ONCE]
+            run_ids = list(self._wanted)[: portion.size]
             for run_id in run_ids:
                 del self._wanted[run_id]
             if not self._wanted:
@@ -95,9 +95,11 @@ class ResultWatcher:
                 log.warning("results.unavailable", runs=len(run_ids), error=str(error))
                 for run_id in run_ids:
                     self._want(run_id)
+                portion.failed()
                 await backoff.wait()
                 continue
             backoff = Backoff(self._randomness)
+            portion.worked()
             for run_id, record in records.items():
                 for future in self._waiting.pop(run_id, []):
                     if not future.done():

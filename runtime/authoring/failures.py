@@ -103,7 +103,7 @@ def encode_failure(error: BaseException) -> str:
     """An error as JSON text that every engine can store. Never raises, whatever the error is like."""
     try:
         return _dumps(_recorded(error, _Room()))
-    except Exception as fault:
+    except BaseException as fault:  # its own code may raise anything, SystemExit too
         kind = type(error)
         message = f"<not recorded: reading it raised {type(fault).__name__}>"
         return _dumps({"type": kind.__qualname__, "module": kind.__module__, "message": message})

@@ -133,7 +133,7 @@ def _hint(error: BaseException, attribute: str) -> float | None:
         if value is None or isinstance(value, bool):
             return None
         number = float(value)
-    except Exception:
+    except BaseException:  # their code, which may raise anything
         return None
     return number if 0 <= number <= LONGEST else None
 
@@ -151,7 +151,7 @@ def _accepts(condition: Retryable, error: BaseException) -> bool:
         return condition in _names(error)
     try:
         return bool(condition(error))
-    except Exception as fault:
+    except BaseException as fault:  # SystemExit too: it is user code
         error.add_note(f"not tried again: the retryable predicate {condition!r} raised {fault!r}")
         return False
 

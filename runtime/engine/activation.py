@@ -16,7 +16,7 @@ import structlog
 
 from perdure.runtime.authoring.definitions import WorkflowDefinition
 from perdure.runtime.body import Body, Ending, StepCall
-from perdure.runtime.engine.committer import Answer
+from perdure.runtime.engine.committer import Answer, entry_bytes
 from perdure.runtime.engine.decisions import (
     LookAgain,
     failure_of,
@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from perdure.runtime.authoring.context import Context
 
 log = structlog.get_logger("perdure.run")
+
+PART_BYTES = 1024 * 1024
+"""Of the entries in one write of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +276,10 @@ class Activation:
         """Send what is due to be written, if nothing is under way."""
         if self.gone or self._flight is not None or self.body is None:
             return
-        if self._ending is not None:
+        fitting = self._fitting()
+        if fitting < len(self._entries):
+            self._send(None, fitting)
+        elif self._ending is not None:
             self._send(self._final(self._ending))
         elif (park := self._park()) is not None:
             self.body.freeze()
@@ -282,6 +288,16 @@ class Activation:
             self._send(None)
         else:
             self._hold_slot(bool(self.steps) or self.body.idle() is None)
+
+    def _fitting(self) -> int:
+        """How many of the waiting entries the next write takes, one at least. Many large ones in one statement would
+        outlast its deadline at every try, and keep the runs behind them waiting."""
+        room = PART_BYTES
+        for count, entry in enumerate(self._entries):
+            room -= entry_bytes(entry)
+            if room < 0 and count > 0:
+                return count
+        return len(self._entries)
 
     def _hold_slot(self, wanted: bool) -> None:
         """A slot is held by a turn, a running step or a write, never by a wait."""
@@ -346,17 +362,23 @@ class Activation:
             parent_id=self.run.parent_id,
         )
 
-    def _send(self, outcome: Park | Finish | None) -> None:
+    def _send(self, outcome: Park | Finish | None, count: int | None = None) -> None:
+        """Send what has gathered; ``count``: only so many of the entries, the rest follows."""
+        entries, consumed, rest, later = self._entries, self._consumed, list[Entry](), list[Any]()
+        if count is not None:
+            entries, rest = entries[:count], entries[count:]
+            later = [pair for pair in consumed if pair[1] >= rest[0].seq]
+            consumed = [pair for pair in consumed if pair[1] < rest[0].seq]
         write = RunWrite(
             self.run.run_id,
             self.run.claim_id,
             self._revision,
-            entries=self._entries,
-            consumed=self._consumed,
+            entries=entries,
+            consumed=consumed,
             events=self._events,
             outcome=outcome,
         )
-        self._entries, self._consumed, self._events = [], [], []
+        self._entries, self._consumed, self._events = rest, later, []
         self._poked = False
         self._flight = write
         self.around.submit(write, self._answered)

@@ -14,7 +14,7 @@ import structlog
 
 from perdure.runtime.dbclock import DatabaseClock
 from perdure.runtime.engine.due import DueTimes
-from perdure.runtime.engine.pacing import Backoff
+from perdure.runtime.engine.pacing import Backoff, Portion
 from perdure.runtime.engine.slots import Slots
 from perdure.sharding.slots import shard_of
 from perdure.storage.clock import Randomness
@@ -81,6 +81,7 @@ class Claimer:
         self._declared_dead = declared_dead
         self._scan = scan
         self._unknown_ends = unknown_ends
+        self._portion = Portion(MOST_PER_CLAIM)
         self.due = DueTimes()
         self._hinted: dict[int, None] = {}
         self._orphaned: dict[int, None] = {}
@@ -218,7 +219,7 @@ class Claimer:
         if not asked:
             return
         await self._may_write()
-        limit = min(self._slots.free, MOST_PER_CLAIM)
+        limit = min(self._slots.free, self._portion.size)
         if limit == 0:
             self._ask_again(asked, orphans)
             return
@@ -244,18 +245,21 @@ class Claimer:
             claims = await self._store.claim_runs(request)
         except UnknownOutcome as error:
             log.warning("claim.unknown", error=str(error))
+            self._portion.failed()
             self._ask_again(asked, orphans=True)
             loop = asyncio.get_running_loop()
             loop.call_later(self._unknown_ends, self.look_for_orphans, list(asked))
             await Backoff(self._randomness).wait()
         except (DatabaseUnavailable, ConflictError) as error:
             log.warning("claim.unavailable", error=str(error))
+            self._portion.failed()
             self._ask_again(asked, request.orphans)
             await asyncio.sleep(Backoff.delay(4, self._randomness.fraction()))
         except RunnerDeclaredDead:
             self._declared_dead()
         else:
             self._clock.observe(claims.db_now, sent)
+            self._portion.worked()
             self._received(claims, asked, request)
 
     def _received(self, claims: Claims, asked: Sequence[int], request: ClaimRequest) -> None:

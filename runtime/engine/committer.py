@@ -24,7 +24,7 @@ from perdure.storage.errors import (
     UnknownOutcome,
 )
 from perdure.storage.interface import RunStore
-from perdure.storage.model import Finish, RunWrite, Verdict
+from perdure.storage.model import Entry, Finish, RunWrite, Verdict
 
 log = structlog.get_logger("perdure.committer")
 
@@ -42,12 +42,15 @@ class Submission:
     tries: int = 0
 
 
+def entry_bytes(entry: Entry) -> int:
+    """Roughly what an entry weighs on the wire."""
+    texts = len(entry.input or "") + len(entry.output or "") + len(entry.error or "")
+    return ENTRY_OVERHEAD + texts
+
+
 def write_bytes(write: RunWrite) -> int:
     """Roughly what a write weighs on the wire."""
-    total = ENTRY_OVERHEAD
-    for entry in write.entries:
-        total += ENTRY_OVERHEAD + len(entry.input or "") + len(entry.output or "")
-        total += len(entry.error or "")
+    total = ENTRY_OVERHEAD + sum(map(entry_bytes, write.entries))
     if isinstance(write.outcome, Finish):
         total += len(write.outcome.result or "") + len(write.outcome.error or "")
     return total

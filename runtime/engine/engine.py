@@ -22,7 +22,7 @@ from perdure.runtime.engine.claiming import Claimer
 from perdure.runtime.engine.committer import Committer
 from perdure.runtime.engine.executor import StepExecutor
 from perdure.runtime.engine.mail import MailReader
-from perdure.runtime.engine.pacing import Backoff
+from perdure.runtime.engine.pacing import Backoff, Portion
 from perdure.runtime.engine.slots import Slots
 from perdure.runtime.hints import HintBus
 from perdure.sharding.slots import shard_of, slot_of
@@ -224,24 +224,28 @@ class Engine:
 
     async def _load(self, activations: Sequence[Activation]) -> None:
         """Read journals and mailboxes; the claims are ours, so this is tried until the database answers."""
-        run_ids = [a.run.run_id for a in activations]
-        backoff = Backoff(self._randomness)
-        while True:
+        waiting = list(activations)
+        backoff, portion = Backoff(self._randomness), Portion(len(waiting))
+        while waiting:
+            part, waiting = waiting[: portion.size], waiting[portion.size :]
+            run_ids = [a.run.run_id for a in part]
             try:
                 journals, mailboxes = await asyncio.gather(
                     self._store.read_journals(run_ids), self._store.read_mailboxes(run_ids)
                 )
-                break
             except StorageError as error:
-                log.warning("load.unavailable", runs=len(run_ids), error=str(error))
+                log.warning("load.unavailable", runs=len(part), error=str(error))
+                waiting += part
+                portion.failed()
                 await backoff.wait()
             except Exception as error:
-                await self._load_apart(activations, error)
-                return
-        for activation in activations:
-            if not activation.gone:
-                run_id = activation.run.run_id
-                self._enter(activation, journals[run_id], mailboxes.get(run_id))
+                await self._load_apart(part, error)
+            else:
+                portion.worked()
+                for activation in part:
+                    if not activation.gone:
+                        run_id = activation.run.run_id
+                        self._enter(activation, journals[run_id], mailboxes.get(run_id))
 
     async def _load_apart(self, activations: Sequence[Activation], error: Exception) -> None:
         """One of these has a journal that this code cannot read: halve until it is alone, and hold it (R8, R16)."""
@@ -265,7 +269,9 @@ class Engine:
         definition = self._registry.get(run.workflow)
         try:
             payload = definition.decode_payload(run.payload)
-        except Exception as error:  # a payload that does not decode fails its run, visibly (R8)
+        except (
+            BaseException
+        ) as error:  # a payload that does not decode fails its run, visibly (R7, R8)
             log.error("run.undecodable", run_id=run.run_id, workflow=run.workflow, error=str(error))
             activation.fail(error)
             return

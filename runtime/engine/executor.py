@@ -83,9 +83,21 @@ class StepExecutor:
         info = StepInfo(run_id=run.run.run_id, key=key, name=call.name, attempt=attempt)
         step = RunningStep(info)
         step.task = self._host.create_task(
-            self._attempts(run, step, target, began_at), name=key, context=context
+            self._work(run, step, target, began_at), name=key, context=context
         )
         return step
+
+    async def _work(
+        self, run: Activation, step: RunningStep, target: StepTarget, began_at: float | None
+    ) -> None:
+        """Whatever happens, the run hears of the end of a step it waits for, and the host's loop of nothing (R7)."""
+        try:
+            await self._attempts(run, step, target, began_at)
+        except BaseException as error:
+            if step.wanted:
+                now = self._now()
+                info = step.info
+                run.step_done(info.key, info.attempt, None, encode_failure(error), now)
 
     async def _attempts(
         self, run: Activation, step: RunningStep, target: StepTarget, began_at: float | None
@@ -101,8 +113,8 @@ class StepExecutor:
             if error is None:
                 run.step_done(info.key, info.attempt, output, None, started_at)
                 return
-            text = encode_failure(error)
             delay = self._delay(definition, info.attempt, self._now() - began_at, error)
+            text = encode_failure(error)  # with what a predicate of the policy has to say
             if delay is None:
                 run.step_done(info.key, info.attempt, None, text, started_at)
                 return
@@ -158,15 +170,12 @@ class StepExecutor:
     async def _invoke(self, definition: StepDefinition[Any, Any], target: StepTarget) -> Any:
         if not definition.is_blocking:
             return await definition.fn(*target.args, **target.kwargs)
-        future: asyncio.Future[Any] = self._host.create_future()
+        future: asyncio.Future[tuple[Any, BaseException | None]] = self._host.create_future()
 
         def landed(value: Any, error: BaseException | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(value)
-            else:
-                future.set_exception(_carriable(error))
+            # As a value: a future refuses to hold some errors, and hands others to the loop.
+            if not future.done():
+                future.set_result((value, error))
 
         def done(value: Any, error: BaseException | None) -> None:
             with contextlib.suppress(RuntimeError):  # the host loop is closed: nobody is left
@@ -174,7 +183,12 @@ class StepExecutor:
 
         context = contextvars.copy_context()
         self._threads.submit(context, lambda: definition.fn(*target.args, **target.kwargs), done)
-        return await future
+        value, error = await future
+        if isinstance(error, StopIteration):  # no coroutine can raise it
+            raise RuntimeError(f"step {definition.name!r} raised StopIteration") from error
+        if error is not None:
+            raise error
+        return value
 
 
 async def _rested(step: RunningStep, delay: float) -> bool:
@@ -182,15 +196,3 @@ async def _rested(step: RunningStep, delay: float) -> bool:
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.sleep(delay)
     return step.wanted
-
-
-class _Carried(Exception):
-    """Carries an exception a future refuses to hold (StopIteration) or the loop would act on (SystemExit)."""
-
-
-def _carriable(error: BaseException) -> BaseException:
-    if isinstance(error, Exception) and not isinstance(error, StopIteration):
-        return error
-    carried = _Carried(f"{type(error).__name__}: {error}")
-    carried.__cause__ = error
-    return carried

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import structlog
 
 from perdure.runtime.engine.activation import Activation
-from perdure.runtime.engine.pacing import Backoff
+from perdure.runtime.engine.pacing import Backoff, Portion
 from perdure.storage.clock import Randomness
 from perdure.storage.errors import StorageError
 from perdure.storage.interface import RunStore
@@ -38,10 +38,10 @@ class MailReader:
         self._asked.set()
 
     async def run(self) -> None:
-        backoff = Backoff(self._randomness)
+        backoff, portion = Backoff(self._randomness), Portion(READ_AT_ONCE)
         while True:
             await self._asked.wait()
-            run_ids = list(self._wanted)[:READ_AT_ONCE]
+            run_ids = list(self._wanted)[: portion.size]
             for run_id in run_ids:
                 del self._wanted[run_id]
             if not self._wanted:
@@ -52,9 +52,11 @@ class MailReader:
                 log.warning("mail.unavailable", runs=len(run_ids), error=str(error))
                 for run_id in run_ids:
                     self.poke(run_id)
+                portion.failed()
                 await backoff.wait()
                 continue
             backoff = Backoff(self._randomness)
+            portion.worked()
             for run_id, mailbox in mailboxes.items():
                 activation = self._find(run_id)
                 if activation is not None:

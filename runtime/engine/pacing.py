@@ -1,4 +1,4 @@
-"""Back-off between tries of the same storage call: 5 ms doubling to 1 s, half of it jitter."""
+"""How soon a storage call is tried again, 5 ms doubling to 1 s, half of it jitter, and how much it asks for."""
 
 from __future__ import annotations
 
@@ -26,3 +26,21 @@ class Backoff:
     async def wait(self) -> None:
         await asyncio.sleep(self.delay(self._tries, self._randomness.fraction()))
         self._tries += 1
+
+
+class Portion:
+    """How many things are asked for at once: ``most``, half as many after each failure, and again more after successes.
+
+    What is too much for one statement's deadline at every try is so got in smaller parts, and one thing that cannot be
+    got at all comes to stand alone.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.size = most
+
+    def failed(self) -> None:
+        self.size = max(1, self.size // 2)
+
+    def worked(self) -> None:
+        self.size = min(self._most, 2 * self.size)
