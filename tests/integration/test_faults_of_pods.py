@@ -14,6 +14,7 @@ import pytest
 from tests.harness.pods import Pod
 from tests.harness.postgres import PrivatePostgres
 from tests.harness.proxy import PostgresProxy
+from tests.harness.sidelog import Fault
 from tests.harness.waiting import until
 from tests.integration.apps.beats import Beats
 from tests.integration.fault_world import (
@@ -225,6 +226,31 @@ async def test_a_clean_stop_makes_no_timer_and_no_start_late(
         assert len(gaps) >= 20
         assert overslept <= 0.5
         assert max(late) <= 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.req("CL5")
+async def test_steps_that_outlast_the_grace_are_begun_anew_without_waiting_for_a_lease(
+    audited_postgres_url: str, tmp_path: Path
+):
+    async with World(audited_postgres_url, tmp_path, grace="1") as w:
+        pods = await w.three()
+        leaving = pods[0]
+        run_ids = await w.start_runs(
+            20, Beats(work=8.0, spread=0.1), shards=await w.shards_of(leaving)
+        )
+        await w.beating(run_ids)
+        told = time.monotonic()
+        leaving.terminate()
+        assert await leaving.wait_end(deadline=1 + LEASE) == 0
+        ended = time.monotonic()
+        await w.beating(run_ids, since=told)
+        again = max(e.started for e in w.executions if e.pid != leaving.pid) - ended
+        await w.finish()
+        beyond = await w.check([Fault("grace", at=told, until=ended, pid=leaving.pid)], window=0)
+        print(f"ended after {ended - told:.3f} s, begun anew after {again:.3f} s, twice: {beyond}")
+        assert beyond == len(run_ids)
+        assert again < 1.0
 
 
 @pytest.mark.slow
