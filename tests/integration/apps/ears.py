@@ -28,7 +28,10 @@ def _side_log() -> SideLog:
 
 @workflow(name="ear")
 async def ear(ctx: Context, plan: Listening) -> int:
-    """Hears signals "go", one after the other; on each it leaves a line whose key is the signal's payload."""
+    """Hears signals "go", one after the other; on each it leaves a line whose key is the signal's payload,
+    and before the first one "listens"."""
+    with _side_log().execution(ctx.run_id, "listens"):
+        pass
     for _ in range(plan.signals):
         word = await ctx.wait_signal("go", str)
         with _side_log().execution(ctx.run_id, word):
