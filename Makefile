@@ -37,6 +37,7 @@ pytest-all: setup
 
 bench: setup
 	@$(PY) -m benchmarks
+	@$(PY) -m benchmarks.body_loop
 
 requirements: setup
 	@$(PY) tests/requirements_report.py
