@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Annotated, Any
 
 import structlog
 import typer
-import uvloop
 
 from perdure.runtime.app import App
+from perdure.runtime.cli.main_loop import run_to_end
 from perdure.runtime.cli.options import DEV_FILE, Assignments, Db, Schema, assigned
 from perdure.runtime.cli.output import CommandFailed
 from perdure.runtime.cli.reload import reload_forever
@@ -25,9 +24,6 @@ from perdure.runtime.logs import configure_logs
 from perdure.runtime.runner import Runner
 from perdure.runtime.settings import Settings, load_settings
 from perdure.storage.connect import database_file, redact
-
-LINGER = 2.0
-"""Seconds that threads of the application may hold up the process after the pod has stopped."""
 
 AppArgument = Annotated[
     str | None,
@@ -172,9 +168,7 @@ def _serve(settings: Settings, *, migrate: bool) -> None:
         discover(settings.discover, app.registry)
     if migrate:
         migrate_now(settings, quiet=True)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
-        loop.run(run_pod(app, settings))
-        _exit_soon()
+    run_to_end(run_pod(app, settings))
 
 
 async def run_pod(app: App, settings: Settings) -> None:
@@ -260,16 +254,3 @@ def _stop_with_parent(descriptor: int | None) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=wait, name="perdure-parent", daemon=True).start()
-
-
-def _exit_soon(exit_now: Callable[[int], Any] = os._exit) -> None:
-    """The pod has stopped; a thread of the application that never ends must not keep the process."""
-
-    def cut() -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        exit_now(0)
-
-    timer = threading.Timer(LINGER, cut)
-    timer.daemon = True
-    timer.start()

@@ -1,0 +1,86 @@
+"""The event loop of a pod's process: what user code does to it ends neither the loop nor, at the end, hangs it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import structlog
+import uvloop
+
+LINGER = 2.0
+"""Seconds that tasks and threads of the application may hold up the process after the pod has stopped."""
+
+log = structlog.get_logger("perdure.cli")
+
+
+def run_to_end(main: Coroutine[Any, Any, None]) -> None:
+    """Run ``main`` on a loop of its own and return or raise as it does; soon afterwards the process ends."""
+    loop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    code = 1
+    try:
+        drive(loop, loop.create_task(main, name="pod"))
+        code = 0
+    finally:
+        if code == 0 or _threads_left():
+            _exit_soon(code)
+        _let_go(loop)
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+def _threads_left() -> bool:
+    """Whether there are threads that Python would wait for before it ends."""
+    own = (threading.main_thread(), threading.current_thread())
+    return any(not thread.daemon and thread not in own for thread in threading.enumerate())
+
+
+def drive(loop: asyncio.AbstractEventLoop, main: asyncio.Task[None]) -> None:
+    """Turn the loop until ``main`` has ended. A `SystemExit` or `KeyboardInterrupt` that user code raises in a task or
+    callback of its own is that task's failure, and stops nothing else (R7)."""
+    while True:
+        try:
+            loop.run_until_complete(main)
+            return
+        except (SystemExit, KeyboardInterrupt) as error:
+            # Until the pod listens to signals, Ctrl-C is a KeyboardInterrupt.
+            ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            if main.done() or (ours and isinstance(error, KeyboardInterrupt)):
+                raise
+            log.error(
+                "a task or callback of the application tried to end the process; it goes on",
+                error=repr(error),
+            )
+
+
+def _let_go(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel what is left on the loop; whoever swallows that is given up."""
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    if left:
+        rest = loop.create_task(_ended(left))
+        drive(loop, rest)
+
+
+async def _ended(tasks: set[asyncio.Task[Any]]) -> None:
+    await asyncio.wait(tasks, timeout=LINGER / 2)
+
+
+def _exit_soon(code: int, exit_now: Callable[[int], Any] = os._exit) -> None:
+    """The pod has stopped; a thread of the application that never ends must not keep the process."""
+
+    def cut() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        exit_now(code)
+
+    timer = threading.Timer(LINGER, cut)
+    timer.daemon = True
+    timer.start()

@@ -1,0 +1,79 @@
+"""What the application's own tasks and callbacks cannot do to a pod's event loop."""
+
+import asyncio
+import signal
+import sys
+
+import pytest
+import uvloop
+
+from perdure.runtime.cli.main_loop import drive
+
+
+@pytest.fixture(params=[uvloop.new_event_loop, asyncio.new_event_loop])
+def loop(request):
+    loop = request.param()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture(autouse=True)
+def signals_are_handled():
+    """As in a pod, which takes SIGINT as a wish to stop."""
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+async def leaving() -> None:
+    sys.exit(3)
+
+
+async def interrupting() -> None:
+    raise KeyboardInterrupt
+
+
+def test_tasks_and_callbacks_that_exit_stop_nothing(loop):
+    seen: list[object] = []
+
+    async def main() -> None:
+        forgotten = asyncio.ensure_future(leaving())
+        await asyncio.wait([forgotten])
+        seen.append(forgotten.exception())
+        with pytest.raises(KeyboardInterrupt):
+            await asyncio.gather(interrupting(), asyncio.Event().wait())
+        called = asyncio.Event()
+        asyncio.get_running_loop().call_soon(sys.exit, 4)
+        asyncio.get_running_loop().call_soon(called.set)
+        await called.wait()
+        seen.append("end")
+
+    drive(loop, loop.create_task(main()))
+    assert [getattr(each, "code", each) for each in seen] == [3, "end"]
+
+
+def test_what_the_pod_itself_raises_ends_it(loop):
+    with pytest.raises(SystemExit):
+        drive(loop, loop.create_task(leaving()))
+
+    async def failing() -> None:
+        raise LookupError("why")
+
+    with pytest.raises(LookupError, match="why"):
+        drive(loop, loop.create_task(failing()))
+
+
+def test_control_c_before_the_pod_listens_ends_it(loop):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    done = asyncio.Event()
+
+    async def main() -> None:
+        loop.call_soon(signal.raise_signal, signal.SIGINT)
+        await done.wait()
+
+    task = loop.create_task(main())
+    with pytest.raises(KeyboardInterrupt):
+        drive(loop, task)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        drive(loop, task)
