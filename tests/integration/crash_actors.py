@@ -27,9 +27,11 @@ class Actor:
     number: int
     pid: int = 0
 
-    def kill(self, *_: object) -> None:
+    async def kill(self, *_: object) -> None:
+        """SIGKILL; returns when the process is gone, and its connections with it."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
+        await self.actors.told("ended", self.number)
 
     async def killed(self) -> Fault:
         """Wait for the end of the process, which has to be a SIGKILL."""
@@ -48,7 +50,7 @@ class Actors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.integration.apps.crash_actor"],
                 cwd=ROOT,
-                env={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "PYTHONUNBUFFERED": "1"},
+                env={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -83,7 +85,7 @@ class Actors:
 
     async def told(self, word: str, number: int) -> str:
         """What is said behind the word about this order."""
-        line = re.compile(rf"^{word} {number}\b ?(.*)$", re.MULTILINE)
+        line = re.compile(rf"^{word} {number}\b ?(.*)\n", re.MULTILINE)
 
         def look() -> re.Match[str] | None:
             assert self._process.poll() is None, self.text[-4000:]

@@ -30,17 +30,19 @@ class Ground(World):
         runner_proxy: PostgresProxy,
         client_proxy: PostgresProxy,
         park_after: float,
+        scan: float,
     ) -> None:
         database = url.rpartition("/")[2]
         super().__init__(url, folder, client_url=client_proxy.url(database))
         self.runner_proxy, self.client_proxy = runner_proxy, client_proxy
+        self.server_port = int(url.rpartition(":")[2].partition("/")[0])
         self.runner = Runner(
             application.app,
             Settings(
                 db=runner_proxy.url(database),
                 lease=LEASE,
                 park_after=park_after,
-                scan=NO_SCAN,
+                scan=scan,
                 shards=16,
                 runner_port=0,
             ),
@@ -54,7 +56,7 @@ class Ground(World):
 
 @asynccontextmanager
 async def ground_on(
-    server: PrivatePostgres, folder: Path, *, park_after: float = 0.05
+    server: PrivatePostgres, folder: Path, *, park_after: float = 0.05, scan: float = NO_SCAN
 ) -> AsyncIterator[Ground]:
     with audited_database(server) as url, application.logging_to(folder / "side.log"):
         async with (
@@ -66,6 +68,7 @@ async def ground_on(
                 runner_proxy=runner_proxy,
                 client_proxy=client_proxy,
                 park_after=park_after,
+                scan=scan,
             ) as ground,
         ):
             await ground.runner.start()

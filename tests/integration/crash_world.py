@@ -38,8 +38,9 @@ KINDS: Mapping[Call, Sequence[str]] = {
 class Moment:
     """A statement in the life of a run: the ``nth`` of this name after the answer to the client's ``after``.
 
-    call: what the client does while the run waits. before, behind: how the run stands before the statement and
-    after it. lost: the step whose result is in nobody's hands if the process ends before the statement.
+    then: not before the answer to this statement of the pod's, which has to follow that one of the client's.
+    call: what the client does while the run waits. before, behind: how the run stands before the statement and after
+    it. lost: the step whose result is in nobody's hands if the process ends before the statement.
     """
 
     after: Literal["start", "signal"]
@@ -49,6 +50,7 @@ class Moment:
     behind: State
     lost: str | None = None
     call: Call = "signal"
+    then: str | None = None
 
     def state(self, where: HangWhere) -> State:
         return self.before if where == "before" else self.behind
@@ -60,7 +62,7 @@ MOMENTS: Mapping[str, Moment] = {
     "park": Moment("start", "commit", 2, ("running", 1), ("suspended", 1)),
     "wake": Moment("signal", "claim", 1, ("suspended", 1), ("running", 1)),
     "journal": Moment("signal", "journal", 1, ("running", 1), ("running", 1)),
-    "mailbox": Moment("signal", "mailbox", 1, ("running", 1), ("running", 1)),
+    "mailbox": Moment("signal", "mailbox", 1, ("running", 1), ("running", 1), then="claim"),
     "signal": Moment("signal", "commit", 1, ("running", 1), ("running", 2)),
     "finish": Moment("signal", "commit", 2, ("running", 2), ("succeeded", 3), lost="there"),
     "cancel": Moment("signal", "commit", 1, ("running", 1), ("running", 2), call="cancel"),
@@ -75,10 +77,9 @@ class Injury:
     """A fault that waits for its moment. found: how the run stood when it was done."""
 
     found: list[State] = field(default_factory=list)
+    called: bool = False
+    """The client has had its answer."""
     armed: bool = False
-
-    def arm(self, _backend: int) -> None:
-        self.armed = True
 
 
 class World:
@@ -156,6 +157,16 @@ class World:
         right after the server has done it."""
         injury = Injury()
 
+        def answered(_backend: int) -> None:
+            injury.called = True
+            injury.armed = moment.then is None
+
+        def arm(_backend: int) -> None:
+            injury.armed = True
+
+        def follows(sql: str) -> bool:
+            return injury.called and statement_name(sql) == moment.then
+
         def due(sql: str) -> bool:
             return injury.armed and statement_name(sql) == moment.statement
 
@@ -165,7 +176,9 @@ class World:
             if inspect.isawaitable(outcome):
                 await outcome
 
-        client.call(injury.arm, name=moment.after, where="answer")
+        client.call(answered, name=moment.after, where="answer")
+        if moment.then is not None:
+            of.call(arm, predicate=follows, where="answer")
         of.call(do, predicate=due, where=where, nth=moment.nth)
         return injury
 
@@ -199,7 +212,8 @@ class World:
         self._checked = rows[-1].id
         mine = [e for e in self.side_log.executions() if e.run == run_id]
         assert check_executions(mine, accounted_executions(rows), faults) == []
-        assert self.executed(run_id) == Counter([*words, *([again] if again else [])])
+        expected = Counter([*words, *([again] if again else [])])
+        assert self.executed(run_id) == expected, f"{mine}, expected {expected}"
 
 
 def lose(proxy: PostgresProxy) -> Callable[[int], None]:

@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from perdure.sharding.slots import slot_of
+from perdure.storage.errors import UnknownOutcome
 from perdure.storage.model import NewRun, RunStatus
 from perdure.storage.postgres import columns, queries
 from tests.harness.postgres import PrivatePostgres
@@ -148,6 +149,34 @@ async def test_a_call_loses_its_connection(
     outcome = await ground.outcome(run_id)
     assert lost.happened.is_set()
     await ground.check(run_id, outcome, call)
+
+
+@pytest.mark.req("SL2", "SL5")
+@pytest.mark.parametrize("call", ["signal", "cancel"])
+async def test_the_answer_to_a_call_is_lost_and_the_run_ends(ground: Ground, call: Call) -> None:
+    """The repeat finds neither run nor mailbox: a signal must not be told that it was not delivered."""
+    run_id = ground.fresh_id()
+    await ground.client.start(application.crossing, run_id=run_id)
+    await ground.reaches(run_id, RunStatus.SUSPENDED)
+    lose_client = lose(ground.client_proxy)
+
+    async def live_through(backend: int) -> None:
+        if call == "signal":  # the same one again, for its hint
+            await ground.runner.client.signal(run_id, "go", "on", id="go")
+        else:
+            await ground.runner.client.cancel(run_id)
+        await ground.outcome(run_id)
+        lose_client(backend)
+
+    ground.client_proxy.call(live_through, name="signal", where="answer")
+    if call == "signal":
+        with pytest.raises(
+            UnknownOutcome, match="its journal says whether it took the signal 'go'"
+        ):
+            await ground.call(run_id, call)
+    else:
+        await ground.call(run_id, call)
+    await ground.check(run_id, await ground.outcome(run_id), call)
 
 
 @pytest.mark.req("SL5")

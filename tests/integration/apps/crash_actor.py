@@ -63,14 +63,16 @@ SHARDS = 16
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to do. run_id: of the run that a client acts on, or at one of whose events to die. name: of a pod. die: the
-    event (see `crash_world.MOMENTS`, or the act of a client) and where in it. number: given when it is sent."""
+    """What to do. run_id: of the run that a client acts on, or at one of whose events to die. name, scan (in seconds):
+    of a pod. die: the event (see `crash_world.MOMENTS`, or the act of a client) and where in it. number: given when
+    it is sent."""
 
     act: Act
     url: str
     run_id: str = ""
     workflow: str = "crossing"
     name: str = "actor"
+    scan: float = SCAN
     side_log: str = ""
     die: tuple[str, Where] | None = None
     number: int = 0
@@ -79,11 +81,11 @@ class Order:
         return json.dumps(asdict(self)) + "\n"
 
 
-def settings_of(url: str, name: str = "actor") -> Settings:
+def settings_of(url: str, name: str = "actor", scan: float = SCAN) -> Settings:
     return Settings(
         db=url,
         park_after=PARK_AFTER,
-        scan=SCAN,
+        scan=scan,
         lease=LEASE,
         shards=SHARDS,
         replica_id=name,
@@ -300,7 +302,7 @@ async def call(order: Order) -> None:
 
 
 async def serve(order: Order, served: App) -> None:
-    settings = settings_of(order.url, order.name)
+    settings = settings_of(order.url, order.name, order.scan)
     database = (
         connect(settings.database(), clock=SystemClock())
         if order.die is None
@@ -334,6 +336,7 @@ def main() -> None:
             finally:
                 sys.stdout.flush()
                 os._exit(0)
+    os.killpg(0, signal.SIGKILL)  # whoever gives the orders is gone: nobody is left behind
 
 
 if __name__ == "__main__":
