@@ -17,18 +17,23 @@ from uuid import uuid4
 from perdure.runtime.authoring.codec import ValueFault, encode_message
 from perdure.runtime.authoring.definitions import UNSET, Unset, WorkflowDefinition
 from perdure.runtime.authoring.errors import (
+    InvalidName,
     SignalPayloadError,
     WorkflowCancelled,
 )
 from perdure.runtime.authoring.failures import decode_failure
 from perdure.runtime.authoring.names import (
+    check_known_id,
+    check_label,
     check_message_id,
     check_run_id,
     check_signal_name,
+    check_tags,
     new_run_id,
 )
 from perdure.runtime.authoring.registry import Registry
 from perdure.runtime.errors import (
+    ClientClosed,
     MailboxFull,
     RunEnded,
     RunIdConflict,
@@ -207,6 +212,7 @@ class Client:
         if self._owned:
             await self._parts.store.open()
             await self._parts.bus.open()
+        self._loop = asyncio.get_running_loop()
         self._services = asyncio.create_task(self._serve(), name="perdure client")
         return self
 
@@ -219,9 +225,30 @@ class Client:
         if self._services is not None:
             self._services.cancel()
             await asyncio.gather(self._services, return_exceptions=True)
+        closed = ClientClosed(
+            "the client was closed meanwhile; what was under way may or may not be stored: ask again with the same id"
+        )
+        self._starts.end(closed)
+        self._watcher.end(closed)
         if self._owned:
             await self._parts.bus.close()
             await self._parts.store.close()
+
+    @property
+    def _store(self) -> RunStore:
+        """Raises `ClientClosed` where nobody would answer."""
+        if self._services is None or self._services.done():
+            raise ClientClosed(
+                "this client is not open: use it inside `async with Client(…) as client:`, or the runner's own client "
+                "while the runner runs"
+            )
+        if asyncio.get_running_loop() is not self._loop:
+            raise ClientClosed(
+                "this client belongs to another event loop: make one for each loop, inside `async with Client(…)`"
+            )
+        return self._parts.store
+
+    _loop: asyncio.AbstractEventLoop | None = None
 
     async def _serve(self) -> None:
         async with asyncio.TaskGroup() as services:
@@ -255,6 +282,7 @@ class Client:
         workflow; `DatabaseUnavailable`; `UnknownOutcome` when the database went away and did not come back in time:
         start again with the same id to find out.
         """
+        _check_options(options)
         definition = self.definition(workflow)
         text = definition.encode_payload(payload, limit=self._parts.settings.payload_limit)
         tenant = options.get("tenant")
@@ -285,6 +313,7 @@ class Client:
         return new_run_id(self._parts.clock, self._parts.randomness)
 
     async def _submit(self, definition: WorkflowDefinition[Any, Any], run: NewRun) -> Handle[Any]:
+        _ = self._store  # it is open
         outcome = await self._starts.start(run)
         if outcome.workflow != run.workflow:
             raise RunIdConflict(run.run_id, run.workflow, outcome.workflow)
@@ -337,6 +366,7 @@ class Client:
 
         known: the run certainly exists, so that is not looked up.
         """
+        _ = self._store  # it is open
         if not known:
             await self._existing(run_id)
         async with asyncio.timeout(timeout):
@@ -357,7 +387,7 @@ class Client:
 
     async def get(self, run_id: str) -> RunInfo | None:
         """A run as it stands; None for an id nobody has."""
-        record = await self._parts.store.read_run(run_id)
+        record = await self._store.read_run(check_known_id(run_id))
         return None if record is None else info_of(record)
 
     async def list(
@@ -373,9 +403,17 @@ class Client:
         limit: int = 50,
         offset: int = 0,
     ) -> Sequence[RunInfo]:
-        """Runs, newest first. Raises `InputError` for an unknown status, listing the valid ones."""
+        """Runs, newest first. since: Unix seconds. Raises `InputError`, listing the valid statuses for another."""
+        for what, text in (("workflow", workflow), ("reason", reason), ("source", source)):
+            check_label(what, text)
+        if id_prefix is not None:
+            check_known_id(id_prefix)
+        _check_number("limit", limit, int)
+        _check_number("offset", offset, int)
+        if since is not None:
+            _check_number("since", since, int, float)
         wanted = [*statuses, *([status] if status is not None else [])]
-        records = await self._parts.store.list_runs(
+        records = await self._store.list_runs(
             RunFilter(
                 workflow=workflow,
                 statuses=[_status(s) for s in wanted],
@@ -392,13 +430,13 @@ class Client:
     async def journal(self, run_id: str) -> Sequence[StepView]:
         """The entries of a run, by seq. Raises `RunNotFound`."""
         await self._existing(run_id)
-        journals = await self._parts.store.read_journals([run_id])
+        journals = await self._store.read_journals([run_id])
         return step_views(journals[run_id])
 
     async def events(self, run_id: str) -> Sequence[RunEvent]:
         """The timeline of a run. Raises `RunNotFound`."""
         await self._existing(run_id)
-        return await self._parts.store.read_events(run_id)
+        return await self._store.read_events(run_id)
 
     async def why(self, run_id: str) -> Why:
         """What a run waits for, who holds it, and what would move it. Raises `RunNotFound`."""
@@ -409,7 +447,7 @@ class Client:
     async def cluster(self) -> ClusterStatus:
         """Runners, shards and runs in flight, from the database alone."""
         topology, meta = await self._topology()
-        runs = await self._parts.store.count_runs()
+        runs = await self._store.count_runs()
         return cluster_status(topology, meta, runs)
 
     async def _topology(self) -> tuple[Topology, Meta]:
@@ -437,6 +475,7 @@ class Client:
 
         id: the same id delivered twice is one signal. Raises `RunNotFound`, `RunEnded`, `MailboxFull`, `InputError`.
         """
+        check_known_id(run_id)
         check_signal_name(name)
         if id is not None:
             check_message_id(id)
@@ -457,9 +496,11 @@ class Client:
         A second cancel, or one of a cancelled run, changes nothing. Raises `RunNotFound`; `RunEnded` when it
         succeeded or failed before.
         """
+        check_known_id(run_id)
+        check_label("the reason of a cancel,", reason)
         batch_id = self._parts.randomness.bits63()
         ended = await self._repeated().answer(
-            lambda: self._parts.store.cancel_unentered(run_id, batch_id=batch_id, reason=reason)
+            lambda: self._store.cancel_unentered(run_id, batch_id=batch_id, reason=reason)
         )
         if ended:
             self._parts.bus.publish([Hint(HintKind.DONE, run_id, slot_of(run_id))])
@@ -482,9 +523,10 @@ class Client:
 
         Raises `RunNotFound`; `WrongStatus` when it is not on hold.
         """
+        check_known_id(run_id)
         batch_id = self._parts.randomness.bits63()
         released = await self._repeated().answer(
-            lambda: self._parts.store.release_hold(run_id, batch_id=batch_id)
+            lambda: self._store.release_hold(run_id, batch_id=batch_id)
         )
         if not released:
             record = await self._existing(run_id)
@@ -523,6 +565,7 @@ class Client:
             tags=record.tags,
             format=FORMAT if payload is not KEEP else record.payload_format,
         )
+        _ = self._store  # it is open
         await self._starts.start(run)
         self._parts.bus.publish([Hint(HintKind.START, fresh, run.slot)])
         return Handle(self, fresh, "running", definition)
@@ -537,7 +580,7 @@ class Client:
         Raises `UnknownOutcome` also when an answer was lost and the run, with its mailbox, is gone by the next try."""
         write = self._repeated()
         outcome = await write.answer(
-            lambda: self._parts.store.send_message(
+            lambda: self._store.send_message(
                 message, mailbox_limit=self._parts.settings.mailbox_limit
             )
         )
@@ -564,7 +607,7 @@ class Client:
         return registry.get(workflow) if workflow in registry else None
 
     async def _existing(self, run_id: str) -> RunRecord:
-        record = await self._parts.store.read_run(run_id)
+        record = await self._store.read_run(check_known_id(run_id))
         if record is None:
             raise RunNotFound(run_id)
         return record
@@ -576,6 +619,24 @@ def _status(value: RunStatus | str) -> RunStatus:
     except ValueError:
         valid = ", ".join(RunStatus)
         raise InputError(f"unknown status {value!r}: use one of {valid}") from None
+
+
+def _check_options(options: StartOptions) -> None:
+    """Raises `InvalidName`, TypeError for an option that does not exist."""
+    for name in options:
+        if name not in StartOptions.__annotations__:
+            known = ", ".join(StartOptions.__annotations__)
+            raise TypeError(f"start() takes no option {name!r}: use {known}")
+    for what in ("source", "tenant", "subject", "trace"):
+        check_label(what, options.get(what))
+    if options.get("source", "") is None:
+        raise InvalidName("source is None: leave it out, or say who starts the run")
+    check_tags(options.get("tags", ()))
+
+
+def _check_number(what: str, value: object, *kinds: type) -> None:
+    if isinstance(value, bool) or not isinstance(value, kinds) or not 0 <= value < 2**53:  # type: ignore[operator]
+        raise InputError(f"{what} = {value!r}: use a number from 0 on")
 
 
 def _joined(tags: Sequence[str]) -> str | None:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from perdure.storage.errors import InputError, PerdureError
 
 
+class ClientClosed(PerdureError, RuntimeError):
+    """A client was used where it is not open, or closed while something waited for it."""
+
+
 class RunError(PerdureError):
     """Something about one run. ``run_id``: which."""
 

@@ -50,6 +50,13 @@ class ResultWatcher:
             if not futures:
                 self._waiting.pop(run_id, None)
 
+    def end(self, error: Exception) -> None:
+        """Nobody serves any more: whoever still waits gets ``error``."""
+        for futures in self._waiting.values():
+            for future in futures:
+                if not future.done():
+                    future.set_exception(error)
+
     async def run(self) -> None:
         unsubscribe = self._bus.subscribe(self._hinted)
         try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from perdure.runtime.engine.group import GroupCommit
 from perdure.runtime.outcomes import Repeated
 from perdure.storage.clock import Clock, Randomness
-from perdure.storage.errors import DataRefused, StorageError
+from perdure.storage.errors import ConflictError, DatabaseUnavailable, UnknownOutcome
 from perdure.storage.interface import RunStore
 from perdure.storage.model import NewRun, StartOutcome
 
@@ -35,14 +35,25 @@ class StartBatcher:
         self._randomness = randomness
         self._clock = clock
         self._patience = patience
+        self._open: set[asyncio.Future[StartOutcome]] = set()
         self._group: GroupCommit[Arrival] = GroupCommit(
             self._flush, size=lambda a: START_OVERHEAD + len(a.run.payload)
         )
 
     async def start(self, run: NewRun) -> StartOutcome:
         answer: asyncio.Future[StartOutcome] = asyncio.get_running_loop().create_future()
+        self._open.add(answer)
         self._group.add(Arrival(run, answer))
-        return await answer
+        try:
+            return await answer
+        finally:
+            self._open.discard(answer)
+
+    def end(self, error: Exception) -> None:
+        """Nobody serves any more: what was not answered yet gets ``error``."""
+        for answer in self._open:
+            if not answer.done():
+                answer.set_exception(error)
 
     async def run(self) -> None:
         await self._group.run()
@@ -51,16 +62,16 @@ class StartBatcher:
         write = Repeated(self._clock, self._randomness, patience=self._patience)
         try:
             outcomes = await write.answer(lambda: self._store.start_runs([a.run for a in batch]))
-        except DataRefused as error:
-            await self._isolate(batch, error)
-        except Exception as error:
+        except (DatabaseUnavailable, ConflictError, UnknownOutcome) as error:
             self._refuse(batch, error)
+        except Exception as error:  # one of them is the cause
+            await self._isolate(batch, error)
         else:
             for arrival, outcome in zip(batch, outcomes, strict=True):
                 if not arrival.answer.done():
                     arrival.answer.set_result(outcome)
 
-    async def _isolate(self, batch: list[Arrival], error: StorageError) -> None:
+    async def _isolate(self, batch: list[Arrival], error: Exception) -> None:
         if len(batch) == 1:
             self._refuse(batch, error)
             return

@@ -19,7 +19,7 @@ from perdure.runtime.authoring.errors import (
     SignalTimeoutError,
 )
 from perdure.runtime.authoring.names import check_signal_name, check_timer_name
-from perdure.runtime.authoring.step import INPUT_LIMIT, StepTarget, step_of
+from perdure.runtime.authoring.step import INPUT_LIMIT, StepTarget, copied, step_of
 from perdure.runtime.body import MessageWait, StepCall
 
 P = ParamSpec("P")
@@ -139,8 +139,9 @@ class Context:
     ) -> Coroutine[Any, Any, Any]:
         """Run a step, or take its recorded result: ``receipt = await ctx.step(charge, order)``.
 
-        fn: a step or a plain function; a plain ``def`` runs in a thread. The arguments are encoded now, the step
-        begins when it is awaited. Awaiting raises what the step raised, StepResultError if its result does not fit.
+        fn: a step or a plain function; a plain ``def`` runs in a thread. The arguments are encoded and copied now: what
+        either side does to them later, the other does not see. The step begins when it is awaited.
+        Awaiting raises what the step raised, StepResultError if its result does not fit.
         Raises StepInputError, TypeError for arguments the function does not take, DefinitionError.
         """
         definition = step_of(fn)
@@ -152,7 +153,7 @@ class Context:
                 input_hash=digest,
                 decode=definition.decode_output,
                 recorded_error=definition.decode_error,
-                target=StepTarget(definition, args, kwargs),
+                target=StepTarget(definition, *copied(args, kwargs)),
             )
         )
 

@@ -19,7 +19,12 @@ from perdure.runtime.authoring.errors import (
     WorkflowResultTooLarge,
 )
 from perdure.runtime.authoring.failures import check_error_types, decode_failure
-from perdure.runtime.authoring.names import check_workflow_name, keyed_run_id, storable_fault
+from perdure.runtime.authoring.names import (
+    check_tags,
+    check_workflow_name,
+    keyed_run_id,
+    storable_fault,
+)
 from perdure.runtime.authoring.step import StepDefinition
 
 if TYPE_CHECKING:
@@ -306,10 +311,7 @@ def _payload_parameter(fn: Callable[..., Any], what: str) -> inspect.Parameter |
 
 
 def _checked_tags(tags: Sequence[str], what: str) -> tuple[str, ...]:
-    if isinstance(tags, str) or not all(map(_is_tag, tags)):
-        raise DefinitionError(f"{what}: tags={tags!r}, use a list of non-empty texts")
-    return tuple(tags)
-
-
-def _is_tag(tag: object) -> bool:
-    return isinstance(tag, str) and bool(tag.strip())
+    try:
+        return tuple(check_tags(tags))
+    except InvalidName as error:
+        raise DefinitionError(f"{what}: tags={tags!r}: {error}") from None

@@ -6,12 +6,14 @@ Ids are compared byte for byte by every engine, so what an engine might pad, fol
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 
 from perdure.runtime.authoring.errors import InvalidName
 from perdure.storage.clock import Clock, Randomness
 
 NAME_CHARS = 200
 ID_BYTES = 200
+LABEL_BYTES = 500
 KEY_MARKS = ">#/"
 """Journal keys are made of task path, "/", name, "#" and occurrence (R13): names may not hold these."""
 
@@ -44,6 +46,45 @@ def check_run_id(run_id: object) -> str:
 def check_message_id(message_id: object) -> str:
     """``message_id`` if it can be one: the same rules as for run ids. Raises InvalidName."""
     return _check_id("message id", message_id)
+
+
+def check_label(what: str, value: object) -> str | None:
+    """``value`` if it can be kept beside a run for people and filters: None, or text of at most 500 bytes.
+
+    Raises InvalidName."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise InvalidName(f"{what} {_shown(value)} is {type(value).__name__}, not str")
+    if fault := storable_fault(value):
+        raise InvalidName(f"{what} {_shown(value)} {fault}: leave it out")
+    size = len(value.encode())
+    if size > LABEL_BYTES:
+        raise InvalidName(
+            f"{what} {_shown(value)} has {size} bytes; at most {LABEL_BYTES} are allowed"
+        )
+    return value
+
+
+def check_tags(tags: object) -> list[str]:
+    """``tags`` if they can be a run's: several texts, not empty, without commas. Raises InvalidName."""
+    if isinstance(tags, str) or not isinstance(tags, Iterable):
+        raise InvalidName(f"tags are {_shown(tags)}: give a list of texts")
+    found = [_check_text("tag", tag) for tag in tags]
+    for tag in found:
+        if "," in tag:
+            raise InvalidName(f"tag {_shown(tag)} holds a comma: give two tags")
+    check_label("the tags together,", ",".join(found))
+    return found
+
+
+def check_known_id(run_id: object) -> str:
+    """``run_id`` if some run could have it, as far as its type and characters go. Raises InvalidName."""
+    if not isinstance(run_id, str):
+        raise InvalidName(f"run id {_shown(run_id)} is {type(run_id).__name__}, not str")
+    if fault := storable_fault(run_id):
+        raise InvalidName(f"run id {_shown(run_id)} {fault}: no run has it")
+    return run_id
 
 
 def keyed_run_id(workflow: str, key: str, tenant: str | None = None) -> str:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from decimal import Decimal
 from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+from uuid import UUID
 
 from perdure.runtime.authoring.annotations import caller_frame, codec_of, local_names, place_of
 from perdure.runtime.authoring.canonical import (
@@ -148,7 +153,10 @@ class StepDefinition(Generic[P, R]):
         Arguments equal to their default are left out. Raises TypeError where they do not fit the function, and
         StepInputError naming the one that cannot be encoded.
         """
-        given = self._signature.bind(args, kwargs)
+        try:
+            given = self._signature.bind(args, kwargs)
+        except TypeError as error:
+            raise TypeError(f"step {self.name!r}: {error}") from None
         try:
             text = arguments_text(given)
         except NotEncodable as error:
@@ -190,9 +198,9 @@ class StepDefinition(Generic[P, R]):
 
     def _copy(self) -> StepDefinition[P, R]:
         self._codec()
-        copy: StepDefinition[P, R] = StepDefinition.__new__(StepDefinition)
-        copy.__dict__.update(self.__dict__)
-        return copy
+        made: StepDefinition[P, R] = StepDefinition.__new__(StepDefinition)
+        made.__dict__.update(self.__dict__)
+        return made
 
     def _configure(self, name: str, retry: Retry | None, timeout: Duration | None) -> None:
         try:
@@ -230,6 +238,30 @@ class StepDefinition(Generic[P, R]):
         return StepResultError(
             self.name, [FieldFault(field="", message=message, value=shown(value))]
         )
+
+
+def copied(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """The arguments as they are now. A step that changed the body's own objects would do so in one life and, once its
+    result is recorded, not in the next."""
+    if all(map(_UNCHANGING.__contains__, map(type, args))) and not kwargs:
+        return args, kwargs
+    given = (args, kwargs)
+    try:
+        made: tuple[tuple[Any, ...], Mapping[str, Any]] = pickle.loads(pickle.dumps(given, -1))
+        return made
+    except Exception:  # a class inside a function; slower for large data
+        pass
+    try:
+        return copy.deepcopy(given)
+    except Exception:  # encodable, and not to be copied: the object itself, then
+        return given
+
+
+_UNCHANGING = frozenset(
+    (str, bytes, int, float, bool, type(None), Decimal, UUID, datetime, date, timedelta)
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from perdure.runtime.authoring.retry import Retry
 from perdure.runtime.authoring.step import StepDefinition, step
 from perdure.runtime.client import Client, Handle
 from perdure.runtime.errors import (
+    ClientClosed,
     MailboxFull,
     RunEnded,
     RunIdConflict,
@@ -62,6 +63,7 @@ __version__ = "0.1.0"
 __all__ = [
     "App",
     "Client",
+    "ClientClosed",
     "ClusterStatus",
     "ConfigurationError",
     "Context",

@@ -290,8 +290,8 @@ def test_other_shapes_are_refused_with_the_place(fn, words):
     [
         ({"version": 0}, "from 1 on"),
         ({"version": "2"}, "from 1 on"),
-        ({"tags": "shop"}, "list of non-empty texts"),
-        ({"tags": [1]}, "list of non-empty texts"),
+        ({"tags": "shop"}, "give a list of texts"),
+        ({"tags": [1]}, "tag 1 is int"),
         ({"idempotency_key": "id"}, "no function of the payload"),
         ({"errors": [int]}, "no subclass of Exception"),
     ],

@@ -3,8 +3,10 @@
 
 import asyncio
 import functools
+import threading
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +25,7 @@ from perdure.runtime.authoring.errors import (
 )
 from perdure.runtime.authoring.failures import encode_failure
 from perdure.runtime.authoring.retry import Retry, next_delay
-from perdure.runtime.authoring.step import StepDefinition, step, step_of
+from perdure.runtime.authoring.step import StepDefinition, copied, step, step_of
 
 
 class Order(BaseModel):
@@ -421,3 +423,25 @@ def test_coroutine_functions_of_all_kinds_are_not_blocking():
     assert not StepDefinition(functools.partial(fetch, 1), name="p").is_blocking
     assert StepDefinition(functools.partial(pow, 2), name="p").is_blocking
     assert asyncio.run(StepDefinition(functools.partial(fetch, 1), name="p")(2)) == 3
+
+
+# ---- what a step may do to its arguments ------------------------------------------------------
+
+
+@pytest.mark.req("WF5")
+@pytest.mark.parametrize("value", [{"a": [1]}, [1, {"b": 2}], {1, 2}, SimpleNamespace(a=[1])])
+def test_a_step_gets_copies_of_what_can_change(value):
+    [own], kwargs = copied((value,), {"again": value})
+    assert own == kwargs["again"] == value
+    assert own is not value
+    assert own is kwargs["again"], "what was one object stays one"
+
+
+def test_what_cannot_change_is_passed_as_it_is():
+    args = ("text", 5, None, 1.5, datetime(2026, 1, 1, tzinfo=UTC))
+    assert copied(args, {})[0] is args
+
+
+def test_what_cannot_be_copied_is_passed_as_it_is():
+    lock = threading.Lock()
+    assert copied((lock,), {})[0][0] is lock
