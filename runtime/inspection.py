@@ -127,7 +127,7 @@ def _summary(
     if record.status.final:
         error = failure_summary(record.error)
         said = f": {error}" if error else f": {record.reason}" if record.reason else ""
-        return f"it has ended, {record.status}{said}"
+        return f"it has ended{said}"
     if record.hold is not None:
         return f"on hold ({record.hold}): {REMEDY.get(Reason(record.hold), 'resume or cancel it')}"
     if record.status is RunStatus.RUNNING:
@@ -177,7 +177,7 @@ def _named(runner: RunnerRow | None, now: float) -> str:
 
 
 def _instant(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def cluster_status(topology: Topology, meta: Meta, runs: Mapping[str, int]) -> ClusterStatus:

@@ -18,8 +18,8 @@ from perdure.runtime.cli.output import (
     messages,
     plain,
     print_json,
+    print_table,
     span,
-    table,
 )
 from perdure.runtime.client import Client
 from perdure.runtime.logs import NONE_YET
@@ -180,11 +180,11 @@ def status_json(
 def print_status(
     found: ClusterStatus, instances: Sequence[Instance], shown: Sequence[Instance]
 ) -> None:
-    out = console()
     headings = (
         "replica", "state", "address", "dialect", "tier", "shard lock", "CDC", "cron", "shards", "lease age", "running",
     )  # fmt: skip
-    out.print(table(headings, [_row(each) for each in shown]))
+    print_table(headings, [_row(each) for each in shown])
+    out = console()
     for reason in dict.fromkeys(_lock_reason(each.runner.info) for each in shown):
         if reason:
             out.print(escape(reason), soft_wrap=True)

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from perdure.runtime.settings_rules import hide_credentials
+
+LAST_COLUMN = 24
+"""Columns of the screen that the last column of a table gets in any case, if it needs them."""
+
+PADDING = re.compile(r" +((?:\x1b\[0m)?)$", re.MULTILINE)
+"""Blanks at the end of a line, also of one that is bold."""
 
 
 class CommandFailed(Exception):
@@ -61,23 +69,34 @@ def plain(value: object) -> Any:
     return value
 
 
-def table(
+def print_table(
     headings: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None
-) -> Table:
-    """A table whose cells are plain text; None is an empty cell."""
+) -> None:
+    """Print a table whose cells are plain text; None is an empty cell.
+
+    Only the last column is folded to fit: half an id or half an instant helps nobody. A terminal too narrow
+    for the others gets longer lines. No line ends with blanks."""
+    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
     made = Table(
-        title=title,
+        title=escape(title) if title else None,
         title_justify="left",
         header_style="bold",
         show_header=any(headings),
         box=None,
         pad_edge=False,
     )
-    for heading in headings:
-        made.add_column(heading, overflow="fold")
-    for row in rows:
-        made.add_row(*("" if cell is None else escape(str(cell)) for cell in row))
-    return made
+    for heading in headings[:-1]:
+        made.add_column(heading, no_wrap=True)
+    made.add_column(headings[-1], overflow="fold")
+    for row in cells:
+        made.add_row(*map(escape, row))
+    widths = [max(map(cell_len, column)) for column in zip(headings, *cells, strict=True)]
+    needed = sum(width + 2 for width in widths[:-1]) + min(widths[-1], LAST_COLUMN)
+    out = console()
+    out = Console(file=sys.stdout, highlight=False, width=max(out.width, needed))
+    with out.capture() as printed:
+        out.print(made)
+    sys.stdout.write(PADDING.sub(r"\1", printed.get()))
 
 
 def instant(at: float | None) -> str:

@@ -187,7 +187,10 @@ async def run_pod(app: App, settings: Settings) -> None:
             raise CommandFailed(
                 f"the runner on {redact(settings.db)} ended by itself; the log before this line says why"
             )
-        log.info("stopping: running steps may end", grace=settings.grace, again="to let go at once")
+        log.info(
+            "stopping: running steps may end; a second signal or Ctrl-C lets go at once",
+            grace=settings.grace,
+        )
         if not await stop.unless(2, runner.drain()):
             log.warning("told twice: letting go of running steps now")
     finally:

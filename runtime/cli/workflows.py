@@ -22,14 +22,15 @@ from perdure.runtime.cli.output import (
     messages,
     plain,
     print_json,
+    print_table,
     say,
     short,
     span,
-    table,
 )
 from perdure.runtime.client import KEEP, Client
 from perdure.runtime.discovery import discover, load_app
 from perdure.runtime.errors import RunNotFound
+from perdure.runtime.inspection import json_value
 from perdure.runtime.settings import Settings
 from perdure.runtime.views import RunInfo, StepView
 from perdure.storage.clock import from_micros
@@ -138,7 +139,8 @@ def list_(
 ) -> None:
     """Runs, newest first."""
     as_json = check_format(format)
-    wanted = _statuses([*(statuses or "").split(","), status or ""])
+    words = [*(statuses or "").split(","), status or ""]
+    wanted = _statuses(words, "--statuses" if statuses else "--status")
     chosen: dict[str, Any] = {
         "workflow": workflow,
         "statuses": wanted,
@@ -155,7 +157,7 @@ def list_(
             print_json([_run_json(info) for info in runs])
             return
         headings = ("run", "workflow", "status", "created", "took", "source", "what")
-        console().print(table(headings, [_row(info) for info in runs]))
+        print_table(headings, [_row(info) for info in runs])
         if len(runs) == tail:
             say(f"the newest {tail}; --tail N shows more")
 
@@ -188,10 +190,9 @@ def why(run: Run, db: Db = None, schema: Schema = None, format: Format = "table"
         if as_json:
             print_json(answer)
             return
-        out = console()
-        out.print(f"[bold]{escape(answer.run_id)}[/] {answer.status}: {escape(answer.summary)}")
-        facts = {"shard": answer.shard, "holder": answer.holder or "nobody", **answer.facts}
-        out.print(table(("", ""), facts.items()))
+        said = f"[bold]{escape(answer.run_id)}[/] {answer.status}: {escape(answer.summary)}"
+        console().print(said, soft_wrap=True)
+        print_table(("", ""), list(answer.facts.items()))
 
     _with_client(client_settings(db, schema), work)
 
@@ -341,14 +342,14 @@ def _json(text: str | None, option: str) -> Any:
         raise typer.BadParameter(f"not JSON ({error})", param_hint=option) from None
 
 
-def _statuses(words: Sequence[str]) -> Sequence[RunStatus]:
+def _statuses(words: Sequence[str], option: str) -> Sequence[RunStatus]:
     """The statuses named by these words; empty ones are left out. Raises BadParameter listing the valid ones."""
     named = [word.strip().lower() for word in words if word.strip()]
     unknown = [word for word in named if word not in set(RunStatus)]
     if unknown:
         raise typer.BadParameter(
             f"unknown status {unknown[0]!r}: use one of {', '.join(RunStatus)}",
-            param_hint="--status",
+            param_hint=option,
         )
     return [RunStatus(word) for word in named]
 
@@ -393,7 +394,6 @@ def _row(info: RunInfo) -> Sequence[object]:
 
 
 def _print_run(info: RunInfo, journal: Sequence[StepView], events: Sequence[RunEvent]) -> None:
-    out = console()
     facts = {
         "workflow": f"{info.workflow} (version {info.version})",
         "status": info.status,
@@ -409,8 +409,8 @@ def _print_run(info: RunInfo, journal: Sequence[StepView], events: Sequence[RunE
         "result": _compact(info.result),
         "error": info.error,
     }
-    out.print(f"[bold]{escape(info.run_id)}[/]")
-    out.print(table(("", ""), [(key, value) for key, value in facts.items() if value]))
+    console().print(f"[bold]{escape(info.run_id)}[/]")
+    print_table(("", ""), [(key, value) for key, value in facts.items() if value])
     if journal:
         headings = ("seq", "kind", "name", "status", "attempt", "at", "took", "outcome")
         rows = [
@@ -426,16 +426,26 @@ def _print_run(info: RunInfo, journal: Sequence[StepView], events: Sequence[RunE
             )
             for step in journal
         ]
-        out.print(table(headings, rows, title="\njournal"))
+        print_table(headings, rows, title="\njournal")
     if events:
-        lines = [(instant(event.at), event.type, short(event.detail, 80)) for event in events]
-        out.print(table(("at", "event", "detail"), lines, title="\ntimeline"))
+        lines = [(instant(event.at), event.type, short(_detail(event), 80)) for event in events]
+        print_table(("at", "event", "detail"), lines, title="\ntimeline")
 
 
 def _outcome(step: StepView) -> str | None:
     if step.kind == EntryKind.TIMER and step.output is not None and step.output.isdigit():
         return instant(from_micros(int(step.output)))
     return step.output
+
+
+def _detail(event: RunEvent) -> str | None:
+    """What an event says of itself; of a wait: its key, its name if it has one, and until when."""
+    wait = json_value(event.detail)
+    if not isinstance(wait, dict) or "due" not in wait:
+        return event.detail
+    key, name, due = str(wait.get("key")), wait.get("name"), wait["due"]
+    named = f" ({name})" if name and event.type == "timer-set" else ""
+    return f"{key}{named}{'' if due is None else f' until {instant(due)}'}"
 
 
 def _compact(value: object) -> str | None:

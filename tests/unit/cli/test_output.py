@@ -4,7 +4,16 @@ import json
 
 import pytest
 
-from perdure.runtime.cli.output import instant, plain, print_json, say_error, short, span
+from perdure.runtime.cli.output import (
+    instant,
+    plain,
+    print_json,
+    print_table,
+    say_error,
+    short,
+    span,
+)
+from perdure.runtime.cli.workflows import _detail
 from perdure.storage.model import RunEvent, RunStatus
 
 
@@ -47,3 +56,37 @@ def test_an_error_is_one_line_without_password_or_markup(capsys):
     assert out.out == ""
     assert out.err.count("\n") == 1
     assert out.err.startswith("error: cannot reach postgresql://u:***@h/d [bold]x[/] word")
+
+
+def test_a_narrow_screen_folds_the_last_column_only(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    run, words = "f388045064956ecaf5681110f83a37ec", "no answer from [the] provider"
+    print_table(("run", "seq", "what"), [(run, 12, words), (None, 3, None)], title="\njournal")
+    out = capsys.readouterr().out
+    assert f"{run}  12   no answer from [the]\n" in out
+    assert " provider\n" in out
+    assert [line for line in out.splitlines() if line.endswith(" ")] == []
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (RunEvent("run-started", 1.0), None),
+        (RunEvent("signal-received", 1.0, "0/signal:go#0"), "0/signal:go#0"),
+        (
+            RunEvent("signal-awaited", 1.0, '{"key": "0/signal:go#0", "due": 1.5, "name": "go"}'),
+            "0/signal:go#0 until 1970-01-01T00:00:01.500Z",
+        ),
+        (
+            RunEvent("timer-set", 1.0, '{"key": "0/timer#1", "due": 1.5, "name": "courier"}'),
+            "0/timer#1 (courier) until 1970-01-01T00:00:01.500Z",
+        ),
+        (
+            RunEvent("signal-awaited", 1.0, '{"key": "0/signal:go#0", "due": null, "name": "go"}'),
+            "0/signal:go#0",
+        ),
+    ],
+)
+def test_the_timeline_says_until_when(event, words):
+    assert _detail(event) == words
