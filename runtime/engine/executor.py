@@ -135,13 +135,18 @@ class StepExecutor:
     ) -> float | None:
         if definition.retry is None:
             return None
-        return next_delay(
-            definition.retry,
-            attempt=attempt,
-            elapsed=elapsed,
-            error=error,
-            fraction=self._randomness.fraction(),
-        )
+        try:
+            return next_delay(
+                definition.retry,
+                attempt=attempt,
+                elapsed=elapsed,
+                error=error,
+                fraction=self._randomness.fraction(),
+            )
+        except (
+            BaseException
+        ):  # an error whose own code raises when it is looked at: it is final, and recorded
+            return None
 
     async def _attempt(
         self, target: StepTarget, step: RunningStep
