@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -38,13 +39,15 @@ class ScriptedStore:
     async def commit_writes(
         self, runner_id: int, batch_id: int, writes: Sequence[RunWrite]
     ) -> Mapping[str, Verdict]:
-        return self._answer("commit", batch_id, writes)
+        answer: Mapping[str, Verdict] = self._answer("commit", batch_id, writes)
+        return answer
 
     async def settle_writes(
         self, runner_id: int, batch_id: int, writes: Sequence[RunWrite]
     ) -> Mapping[str, Verdict]:
         assert batch_id in self.batches, "settles the batch that was sent"
-        return self._answer("settle", batch_id, writes)
+        answer: Mapping[str, Verdict] = self._answer("settle", batch_id, writes)
+        return answer
 
     def _answer(self, what: str, batch_id: int, writes: Sequence[RunWrite]) -> Any:
         ids = tuple(w.run_id for w in writes)
@@ -94,7 +97,7 @@ async def settle_all(committer: Committer, answers: dict[str, Answer], ids: str)
             all_in.set()
 
     for run_id in ids:
-        committer.submit(write(run_id), lambda answer, r=run_id: done(r, answer))
+        committer.submit(write(run_id), partial(done, run_id))
     await asyncio.wait_for(all_in.wait(), 5)
 
 
