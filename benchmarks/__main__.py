@@ -24,7 +24,7 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from perdure import App, Context, step, workflow
+from perdure import App, Context, WorkflowDefinition, step, workflow
 from perdure.runtime.logs import configure_logs
 from perdure.runtime.runner import Runner
 from perdure.runtime.settings import Settings
@@ -84,13 +84,15 @@ async def commit_rate(url: str) -> float:
     return sum(counts) / LIMIT_SECONDS
 
 
-async def throughput(runner: Runner, which: object, runs: int) -> tuple[float, float]:
+async def throughput(
+    runner: Runner, which: WorkflowDefinition[int, int], runs: int
+) -> tuple[float, float]:
     """(runs a second, CPU seconds of this process) with 50 in flight from start to result."""
     gate = asyncio.Semaphore(CONNECTIONS)
 
     async def drive(n: int) -> None:
         async with gate:
-            await runner.client.run(which, n)  # type: ignore[call-overload]
+            await runner.client.run(which, n)
 
     cpu, began = time.process_time(), time.perf_counter()
     await asyncio.gather(*(drive(n) for n in range(runs)))
