@@ -12,6 +12,7 @@ Try it (the first command in one terminal, the others in a second one):
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
 import time
 
@@ -58,7 +59,8 @@ async def charge(order: Order) -> Receipt:
     await asyncio.sleep(0.15)
     if random.Random(f"{order.id}/{me.attempt}").random() < 0.25:
         raise ProviderDown(f"no answer for order {order.id}")
-    return Receipt(order_id=order.id, charge_id=me.idempotency_key[-12:], cents=order.cents)
+    charge_id = hashlib.sha256(me.idempotency_key.encode()).hexdigest()[:12]
+    return Receipt(order_id=order.id, charge_id=charge_id, cents=order.cents)
 
 
 @step
