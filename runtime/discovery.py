@@ -25,6 +25,8 @@ from perdure.storage.errors import ConfigurationError
 if TYPE_CHECKING:
     from perdure.runtime.app import App
 
+PERDURE = Path(__file__).parent
+
 # Endings of module names that promise a definition. Schedules and triggers come with later releases; a module that
 # is named for one and defines nothing is just as surprising today.
 PROMISES = {"_workflow": "workflow", "_cron": "schedule", "_trigger": "trigger"}
@@ -147,9 +149,13 @@ def _import_failed(name: str, error: BaseException) -> DiscoveryError:
     own = [
         frame
         for frame in frames
-        if "importlib" not in frame.filename and frame.filename != __file__
+        if "importlib" not in frame.filename
+        and frame.filename != __file__
+        and not frame.filename.startswith("<")
     ]
-    place = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+    # A definition that perdure refuses is at fault in the application's line, not in perdure's.
+    theirs = [frame for frame in own if PERDURE not in Path(frame.filename).parents] or own
+    place = f" ({theirs[-1].filename}:{theirs[-1].lineno})" if theirs else ""
     if isinstance(error, SyntaxError) and error.filename:
         place = f" ({error.filename}:{error.lineno})"
     said = error.msg if isinstance(error, SyntaxError) else str(error)

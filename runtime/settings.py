@@ -141,7 +141,8 @@ class Settings:
         if not self.db:
             raise ConfigurationError(
                 'no database: pass --db URL, set PERDURE_DB, or write db = "…" under [tool.perdure] '
-                "in pyproject.toml (postgresql://user@host/name or sqlite:///file.db)"
+                "in pyproject.toml (postgresql://user@host/name or sqlite:///file.db), "
+                "or be in the folder where perdure dev runs"
             )
         return self.db
 

@@ -100,7 +100,8 @@ def start(
                     f"run {handle.run_id} has not ended within {timeout:g} s; it goes on"
                 ) from None
         info = await _get(client, result.run_id)
-        _print(_run_json(info), json.dumps(info.result, ensure_ascii=False), as_json)
+        if as_json or info.status is RunStatus.SUCCEEDED or info.result is not None:
+            _print(_run_json(info), json.dumps(info.result, ensure_ascii=False), as_json)
         if info.status is not RunStatus.SUCCEEDED:
             raise CommandFailed(
                 f"run {info.run_id} {info.status}: {info.error or info.reason or 'no reason given'}"
@@ -166,14 +167,15 @@ def list_(
 
 @commands.command("show")
 def show(run: Run, db: Db = None, schema: Schema = None, format: Format = "table") -> None:
-    """A run with its journal and its timeline."""
+    """A run with its journal, its timeline, and the traceback of its error."""
     as_json = check_format(format)
 
     async def work(client: Client) -> None:
         info = await _get(client, run)
         journal, events = await client.journal(run), await client.events(run)
         if as_json:
-            print_json({**_run_json(info), "journal": plain(journal), "events": plain(events)})
+            more = {"traceback": _traceback(info), "journal": journal, "events": events}
+            print_json({**_run_json(info), **more})
         else:
             _print_run(info, journal, events)
 
@@ -430,12 +432,21 @@ def _print_run(info: RunInfo, journal: Sequence[StepView], events: Sequence[RunE
     if events:
         lines = [(instant(event.at), event.type, short(_detail(event), 80)) for event in events]
         print_table(("at", "event", "detail"), lines, title="\ntimeline")
+    if recorded := _traceback(info):
+        console().print("\n[italic]error[/]")
+        console().print(escape(recorded.rstrip()), soft_wrap=True)
 
 
 def _outcome(step: StepView) -> str | None:
     if step.kind == EntryKind.TIMER and step.output is not None and step.output.isdigit():
         return instant(from_micros(int(step.output)))
     return step.output
+
+
+def _traceback(info: RunInfo) -> str | None:
+    """Where the run failed, as recorded; None if it did not."""
+    record = json_value(info.record.error)
+    return str(record.get("traceback") or "") or None if isinstance(record, dict) else None
 
 
 def _detail(event: RunEvent) -> str | None:

@@ -100,7 +100,7 @@ async def test_with_a_pod_a_run_goes_from_start_over_signal_to_its_result(cli, t
 
 
 @pytest.mark.req("SL5")
-async def test_a_suspended_run_is_cancelled_and_a_wait_for_it_says_so(cli, tmp_path):
+async def test_ends_other_than_success_are_told_with_their_reason(cli, tmp_path):
     with pods(cli, tmp_path) as running:
         await running.ready()
         run_id = cli.start()
@@ -112,3 +112,10 @@ async def test_a_suspended_run_is_cancelled_and_a_wait_for_it_says_so(cli, tmp_p
         )
         assert waited.code == 1
         assert f"run {run_id} cancelled: sold out" in waited.err
+        assert waited.out == ""
+
+        failing = cli.start({**ORDER, "id": "A-unfit"})
+        cli("workflows", "signal", failing, "--name", "approval", "--payload", '"no"').ok()
+        assert "in fulfil" in cli.wait_status(failing, "failed")["traceback"]
+        shown = cli("workflows", "show", failing).ok().out
+        assert "Traceback (most recent call last)" in shown

@@ -152,6 +152,13 @@ class TestLoadApp:
         with pytest.raises(DiscoveryError, match=r"importing .*main failed: ModuleNotFoundError"):
             load_app(f"{name}.main:app")
 
+    def test_a_refused_definition_is_at_fault_in_the_line_of_the_application(
+        self, package, tmp_path
+    ):
+        name = package(main="from perdure import Retry\n\nRetry(max_attempts=None)\n")
+        with pytest.raises(DiscoveryError, match=r"needs max_elapsed.*main\.py:3\)"):
+            load_app(f"{name}.main:app")
+
     def test_the_folder_is_found_without_importing(self, package, tmp_path):
         name = package(main="raise RuntimeError('imported')\n")
         assert module_folder(f"{name}.main:app") == tmp_path
