@@ -369,8 +369,14 @@ class Client:
         _ = self._store  # it is open
         if not known:
             await self._existing(run_id)
-        async with asyncio.timeout(timeout):
-            return await self._watcher.wait(run_id)
+        try:
+            async with asyncio.timeout(timeout) as limit:
+                return await self._watcher.wait(run_id)
+        except TimeoutError:
+            if timeout is None or not limit.expired():
+                raise
+            said = f"run {run_id!r} has not ended within {timeout:g} s; it goes on (`why` says what it waits for)"
+            raise TimeoutError(said) from None
 
     def outcome_of(self, record: RunRecord, workflow: WorkflowDefinition[Any, Any] | None) -> Any:
         """The result of an ended run, or its error raised."""
