@@ -79,7 +79,9 @@ class Runner:
         """Connect, register, and begin to take shards.
 
         Raises `ConfigurationError` (settings, schema, topology), `InUseError` (file, port, replica id),
-        `DatabaseUnavailable`; then nothing is left running."""
+        `DatabaseUnavailable`; then nothing is left running, and of a wrong setting nothing is stored. Once only."""
+        if self._store is not None or self._file_lock is not None:
+            raise RuntimeError("this runner has been started before: make another")
         try:
             await self._start()
         except BaseException:
@@ -101,6 +103,8 @@ class Runner:
             self._database = connect(settings.database(), clock=self._clock)
         self._store = self._database.runs()
         await self._store.open()
+        if self._with_port:
+            await self._check_port()
         await self._agree(self._database)
         self._bus = HintBus(
             self._database.hints() if settings.hints else None, local=settings.hints
@@ -122,6 +126,16 @@ class Runner:
         self._supervisor = asyncio.create_task(self._supervise(), name="perdure runner")
         retention = Retention(self._store, self._database, settings, self._randomness)
         self._retention = asyncio.create_task(retention.run(), name="retention")
+
+    async def _check_port(self) -> None:
+        """Before anything is agreed on for good. The session that follows takes the port itself."""
+        port = RunnerPort(
+            host=self.settings.runner_host, port=self.settings.runner_port, status=dict[str, object]
+        )
+        try:
+            port.bind()
+        finally:
+            await port.close()
 
     async def _agree(self, database: Database) -> None:
         cluster = database.cluster()

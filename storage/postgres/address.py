@@ -29,8 +29,12 @@ class Address:
 
 
 def address_of(url: str) -> Address:
-    """Raises `ConfigurationError` for a parameter nobody knows."""
+    """Raises `ConfigurationError` for a port that cannot be and a parameter nobody knows."""
     parsed = parse(url)
+    if parsed.port is not None and not 0 < parsed.port < 65_536:
+        raise ConfigurationError(
+            f"{redact(url)}: port {parsed.port} in the database URL; use one from 1 to 65,535"
+        )
     unknown = sorted(set(parsed.query) - KNOWN)
     if unknown:
         raise ConfigurationError(
