@@ -36,6 +36,10 @@ commands = typer.Typer(help="Look at the cluster.", no_args_is_help=True)
 Live = Mapping[str, Any]
 
 
+GONE = ("dead", "stopped")
+"""States of a runner that is no part of the cluster any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Instance:
     """A runner as the database knows it, and what it says of itself (None: no answer in time)."""
@@ -45,12 +49,14 @@ class Instance:
 
     @property
     def state(self) -> str:
-        """live; draining; silent (believed alive, it does not answer); dead."""
+        """live; draining; silent (believed alive, it does not answer); stopped (it said good-bye); dead."""
         if self.live is not None:
             return "draining" if self.runner.draining else "live"
         # Without a lease only its answer tells; one that left cleanly has given its shards back.
         believed = self.runner.shards > 0 if self.leaseless else self.runner.alive
-        return "silent" if believed else "dead"
+        if believed:
+            return "silent"
+        return "stopped" if self.runner.draining else "dead"
 
     @property
     def leaseless(self) -> bool:
@@ -79,7 +85,7 @@ class Instance:
     def listed(self) -> bool:
         """Worth a line: not a runner that died long ago."""
         return (
-            self.state != "dead" or self.runner.shards > 0 or self.runner.lease_left > -REMEMBERED
+            self.state not in GONE or self.runner.shards > 0 or self.runner.lease_left > -REMEMBERED
         )
 
     def named(self, process: str | None) -> bool:
@@ -188,7 +194,7 @@ def print_status(
     for reason in dict.fromkeys(_lock_reason(each.runner.info) for each in shown):
         if reason:
             out.print(escape(reason), soft_wrap=True)
-    if any(each.localhost and each.state != "dead" for each in shown):
+    if any(each.localhost and each.state not in GONE for each in shown):
         out.print(LOCALHOST, soft_wrap=True)
     out.print(escape(footer(found, instances)), soft_wrap=True)
 
@@ -212,7 +218,7 @@ def active(instances: Sequence[Instance]) -> int:
     return sum(
         1
         for each in instances
-        if (each.live is not None if each.leaseless else each.state != "dead")
+        if (each.live is not None if each.leaseless else each.state not in GONE)
     )
 
 

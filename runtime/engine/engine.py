@@ -25,6 +25,7 @@ from perdure.runtime.engine.mail import MailReader
 from perdure.runtime.engine.pacing import Backoff, Portion
 from perdure.runtime.engine.slots import Slots
 from perdure.runtime.hints import HintBus
+from perdure.runtime.inspection import failure_summary
 from perdure.sharding.slots import shard_of, slot_of
 from perdure.storage.clock import Randomness
 from perdure.storage.errors import StorageError
@@ -32,11 +33,13 @@ from perdure.storage.interface import RunStore
 from perdure.storage.model import (
     ClaimedRun,
     Entry,
+    Finish,
     Hint,
     HintKind,
     Mailbox,
     Reason,
     RunEvent,
+    RunStatus,
     ShardHold,
 )
 
@@ -296,6 +299,7 @@ class Engine:
                 if shard in self._vacating:
                     self._vacating[shard].set()
         if departure.finish is not None:
+            _tell_end(run, departure.finish)
             hints = [Hint(HintKind.DONE, run.run_id, run.slot)]
             if departure.finish.parent_id is not None:
                 parent = departure.finish.parent_id
@@ -365,3 +369,12 @@ class Engine:
             trace=run.trace,
         )
         return Context(body, facts, input_limit=self._config.input_record_limit)
+
+
+def _tell_end(run: ClaimedRun, finish: Finish) -> None:
+    """Into the pod's log: a failed run is a warning with its error, every other end is for debugging."""
+    facts = {"run_id": run.run_id, "workflow": run.workflow}
+    if finish.status is RunStatus.FAILED:
+        log.warning("run failed", **facts, error=failure_summary(finish.error))
+    else:
+        log.debug("run ended", **facts, status=finish.status.value)

@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from perdure.runtime.authoring.current import StepInfo, entering_step
 from perdure.runtime.authoring.errors import StepTimeoutError
 from perdure.runtime.authoring.failures import encode_failure
@@ -20,10 +22,14 @@ from perdure.runtime.authoring.retry import next_delay
 from perdure.runtime.authoring.step import StepDefinition, StepTarget
 from perdure.runtime.body import StepCall
 from perdure.runtime.engine.threads import DaemonThreads
+from perdure.runtime.inspection import failure_summary
 from perdure.storage.clock import Randomness
 
 if TYPE_CHECKING:
     from perdure.runtime.engine.activation import Activation
+
+
+log = structlog.get_logger("perdure.step")
 
 
 @dataclass(slots=True)
@@ -115,6 +121,7 @@ class StepExecutor:
                 return
             delay = self._delay(definition, info.attempt, self._now() - began_at, error)
             text = encode_failure(error)  # with what a predicate of the policy has to say
+            _tell(info, text, delay)
             if delay is None:
                 run.step_done(info.key, info.attempt, None, text, started_at)
                 return
@@ -194,6 +201,20 @@ class StepExecutor:
         if error is not None:
             raise error
         return value
+
+
+def _tell(info: StepInfo, failure: str, delay: float | None) -> None:
+    """Into the pod's log: an attempt that is followed by another is news, the last one is a warning."""
+    facts = {"run_id": info.run_id, "step": info.name, "attempt": info.attempt}
+    if delay is None:
+        log.warning("step failed", **facts, error=failure_summary(failure))
+    else:
+        log.info(
+            "step failed, to be tried again",
+            **facts,
+            error=failure_summary(failure),
+            again_in=round(delay, 3),
+        )
 
 
 async def _rested(step: RunningStep, delay: float) -> bool:
