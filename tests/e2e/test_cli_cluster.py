@@ -63,7 +63,8 @@ async def test_every_instance_is_shown_while_it_lives_and_after(cli, tmp_path):
     found = status(cli)
     assert found["active_replicas"] == 0
     assert found["shards_unowned"] == 256
-    assert {each["state"] for each in found["runners"]} == {"dead"}
+    states = {each["replica_id"]: each["state"] for each in found["runners"]}
+    assert states == {"pod-1": "stopped", "pod-2": "dead"}
 
 
 @pytest.mark.req("CL6", "CL8")
