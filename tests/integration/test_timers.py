@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 
 import pytest
 
-from perdure import Context, workflow
-from perdure.storage.model import Verdict
-from tests.integration.in_process import (
-    Watched,
-    client_on,
-    runner_on,
-    within,
-)
+from tests.harness.pods import Pods
+from tests.integration.apps.ears import sleeper, spared
+from tests.integration.in_process import client_on, within
 
 A_SECOND = 50
-
-
-@workflow(name="sleeper")
-async def sleeper(ctx: Context, seconds: float) -> tuple[float, float]:
-    """How late it was woken: by this machine's clock, which is the database's too, and by run time."""
-    due = ctx.now().timestamp() + seconds
-    await ctx.sleep(seconds)
-    return time.time() - due, ctx.now().timestamp() - due
 
 
 @pytest.mark.req("SL1")
@@ -38,25 +26,29 @@ async def sleeper(ctx: Context, seconds: float) -> tuple[float, float]:
     ],
 )
 async def test_sleeps_started_at_fifty_a_second_end_on_time(
-    migrated_postgres_url: str, seconds: float, park_after: float, count: int
+    migrated_postgres_url: str, tmp_path: Path, seconds: float, park_after: float, count: int
 ):
+    app, env = "tests.integration.apps.ears:app", {"PERDURE_PARK_AFTER": f"{park_after:g}"}
     url = migrated_postgres_url
-    watched = Watched(url)
-    async with (
-        runner_on(url, [sleeper], database=watched, park_after=park_after),
-        client_on(url, [sleeper]) as client,
-    ):
+    env["SIDE_LOG_FILE"] = str(tmp_path / "side.log")
+    async with client_on(url, [sleeper, spared]) as client:
+        with Pods(app, url, tmp_path, env=env) as pods:
+            await pods.ready()
+            await client.run(sleeper, 0.1, timeout=30)
+            assert await client.run(spared, None, timeout=30) > 10_000
 
-        async def measure() -> list[float]:
-            began = time.monotonic()
-            starts = []
-            for number in range(count):
-                await asyncio.sleep(max(0.0, began + number / A_SECOND - time.monotonic()))
-                starts.append(asyncio.create_task(client.start(sleeper, seconds)))
-            handles = await asyncio.gather(*starts)
-            late = await asyncio.gather(*(h.wait(seconds + 30) for h in handles))
-            assert min(by for both in late for by in both) >= 0.0, "one was woken early"
-            return [by for by, _ in late]
+            async def measure() -> list[float]:
+                began = time.monotonic()
+                runs = []
+                for number in range(count):
+                    await asyncio.sleep(max(0.0, began + number / A_SECOND - time.monotonic()))
+                    run = client.run(sleeper, seconds, timeout=seconds + 30)
+                    runs.append(asyncio.create_task(run))
+                woken = await asyncio.gather(*runs)
+                assert min(each.late for each in woken) >= 0.0, "one was woken early"
+                assert min(each.late_by_run_time for each in woken) >= 0.0
+                assert {each.entered for each in woken} == {2}, "one did not leave memory"
+                return [each.late for each in woken]
 
-        await within(measure, f"sleeps of {seconds:g} s are late by", p50=0.010, p99=0.050)
-    assert watched.verdicts(Verdict.PARKED) >= count, "some did not leave memory"
+            what = f"sleeps of {seconds:g} s are late by"
+            await within(measure, what, p50=0.010, p99=0.050)

@@ -1,8 +1,11 @@
-"""An application whose runs wait, and note in the side log when they are woken."""
+"""An application whose runs wait, and tell when they were woken."""
 
 from __future__ import annotations
 
+import gc
 import os
+import time
+from collections import Counter
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -39,4 +42,36 @@ async def ear(ctx: Context, plan: Listening) -> int:
     return plan.signals
 
 
-app = App("ears", workflows=[ear])
+class Woken(BaseModel):
+    """late: seconds by this machine's clock, which is the database's too. late_by_run_time: by `ctx.now`.
+
+    entered: how often the body was entered.
+    """
+
+    late: float
+    late_by_run_time: float
+    entered: int
+
+
+_entered: Counter[str] = Counter()
+
+
+@workflow(name="sleeper")
+async def sleeper(ctx: Context, seconds: float) -> Woken:
+    _entered[ctx.run_id] += 1
+    due = ctx.now().timestamp() + seconds
+    await ctx.sleep(seconds)
+    return Woken(
+        late=time.time() - due,
+        late_by_run_time=ctx.now().timestamp() - due,
+        entered=_entered[ctx.run_id],
+    )
+
+
+@workflow(name="spared")
+async def spared(ctx: Context, _: None) -> int:
+    """How many objects this process leaves out when it looks for garbage."""
+    return gc.get_freeze_count()
+
+
+app = App("ears", workflows=[ear, sleeper, spared])
