@@ -111,7 +111,7 @@ async def test_signals_around_the_park_are_heard_within_two_scans_without_hints(
 
 # ---- with hints -------------------------------------------------------------------------------
 
-RUNS = 25
+RUNS = 15
 LISTENS = "listens"
 
 
