@@ -238,13 +238,17 @@ class Body:
         if self._dead or self._frozen:
             return
         try:
-            quiescent = self._run_slice(time.perf_counter() + self._slice)
+            self._go_on(self._run_slice(time.perf_counter() + self._slice))
         except JournalMismatch as error:
             self._end(Ending("nondeterminism", error=error))
-            return
         except _NoBody as error:
             self._end(Ending("raised", error=error.__cause__))
-            return
+        except (RecursionError, MemoryError) as error:  # a cancel through too many nested gathers
+            log.exception("run %s: its body cannot be driven any further", self._name)
+            self._fail(error)
+
+    def _go_on(self, quiescent: bool) -> None:
+        """After a slice of the body's turn."""
         for key in self._steps.dropped:
             self._port.abandon_step(key)
         self._steps.dropped.clear()
@@ -254,8 +258,9 @@ class Body:
         elif quiescent:
             self._slices = 0
             self._settle()
+        elif self._spinning() and (cancel := self._mail.cancel) is not None:
+            self._cut_off(cancel)
         else:
-            self._warn_if_spinning()
             self.kick()
 
     def _run_slice(self, end: float) -> bool:
@@ -292,7 +297,7 @@ class Body:
             self._ask_mail(self._mail_due)
         self._port.quiescent()
 
-    def _warn_if_spinning(self) -> None:
+    def _spinning(self) -> bool:
         self._slices += 1
         if self._slices == _SLICES_UNTIL_WARNING:
             log.warning(
@@ -300,6 +305,24 @@ class Body:
                 self._name,
                 self.stuck_at(),
             )
+        return self._slices >= _SLICES_UNTIL_WARNING
+
+    def _cut_off(self, cancel: Message) -> None:
+        """It will never be told of its cancel, since that takes a moment at which it waits: it ends without a word."""
+        at = self.stuck_at()
+        self._port.recorded(
+            Entry(
+                self._next_seq(),
+                EntryKind.CANCEL,
+                "",
+                self._next_at(cancel.sent_at),
+                output=cancel.body,
+            ),
+            cancel.message_id,
+        )
+        self.cancelled = True
+        warning = f"it never waits for anything, so it ends without clean-up: {', '.join(at)}"
+        self._end(Ending("cancelled", warnings=(warning,)))
 
     def _finish(self, main: asyncio.Task[Any]) -> None:
         for entry in itertools.islice(self._journal, self._position, None):

@@ -106,6 +106,11 @@ class Mail:
         if not queue:
             del self._unread[message.name]
 
+    @property
+    def cancel(self) -> Message | None:
+        """The cancel that nobody was told of yet."""
+        return self._cancel
+
     def clear(self) -> None:
         self.waits.clear()
         self._by_name.clear()

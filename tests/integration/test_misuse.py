@@ -419,6 +419,36 @@ async def test_a_body_that_ignores_its_cancel_goes_on_and_says_so(url: str) -> N
         assert await status_of(used.client, handle.run_id) is RunStatus.SUSPENDED
 
 
+@pytest.mark.req("SL5")
+async def test_a_body_that_never_waits_ends_when_it_is_cancelled(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can be told of nothing, so it ends without a word; until then the others have their turns."""
+    monkeypatch.setattr("perdure.runtime.body.body._SLICES_UNTIL_WARNING", 50)
+    async with runner(url, careless.spins) as used:
+        handle = await used.client.start(careless.spins)
+        async with neighbours(used.client):
+            await until_status(used.client, handle.run_id, RunStatus.RUNNING)
+        await handle.cancel("enough")
+        assert await settled(used.client, handle.run_id) == (RunStatus.CANCELLED, "enough")
+        assert [entry.kind for entry in await used.client.journal(handle.run_id)] == ["cancel"]
+        assert "left-pending" in [event.type for event in await used.client.events(handle.run_id)]
+
+
+@pytest.mark.req("SL5")
+async def test_a_body_too_deep_to_be_cancelled_fails(url: str) -> None:
+    async with runner(url, careless.nested, park_after=0.05) as used:
+        deep, shallow = [await used.client.start(careless.nested, depth) for depth in (2_000, 50)]
+        for handle in (deep, shallow):
+            await until_status(used.client, handle.run_id, RunStatus.SUSPENDED)
+        async with neighbours(used.client):
+            await asyncio.gather(deep.cancel("all"), shallow.cancel("all"))
+            with pytest.raises(RecursionError):
+                await deep.wait(20)
+            assert await settled(used.client, deep.run_id) == (RunStatus.FAILED, None)
+            assert await settled(used.client, shallow.run_id) == (RunStatus.CANCELLED, "all")
+
+
 # ---- stops, restarts, other code --------------------------------------------------------------
 
 

@@ -654,6 +654,20 @@ async def never_ends(ctx: Context) -> None:
             await ctx.sleep(1000)
 
 
+@workflow(name="spins")
+async def spins(ctx: Context) -> None:
+    while True:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+@workflow(name="nested")
+async def nested(ctx: Context, depth: int) -> Any:
+    async def level(n: int) -> Any:
+        return await (asyncio.gather(level(n - 1)) if n else ctx.wait_signal("go"))
+
+    return await level(depth)
+
+
 CANCELLED: list[WorkflowDefinition[Any, Any]] = [waits, goes_on, compensates]
 
 
@@ -784,6 +798,8 @@ WORKFLOWS: list[WorkflowDefinition[Any, Any]] = [
     counts,
     *CANCELLED,
     never_ends,
+    spins,
+    nested,
     calls_stubborn,
     exits_beside,
     calls_endless_thread,
