@@ -43,7 +43,7 @@ def _threads_left() -> bool:
 
 def drive(loop: asyncio.AbstractEventLoop, main: asyncio.Task[None]) -> None:
     """Turn the loop until ``main`` has ended. A `SystemExit` or `KeyboardInterrupt` that user code raises in a task or
-    callback of its own is that task's failure, and stops nothing else (R7)."""
+    callback of its own is that task's failure, and stops nothing else (R7); nor does a stop of the loop."""
     while True:
         try:
             loop.run_until_complete(main)
@@ -53,10 +53,18 @@ def drive(loop: asyncio.AbstractEventLoop, main: asyncio.Task[None]) -> None:
             ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
             if main.done() or (ours and isinstance(error, KeyboardInterrupt)):
                 raise
-            log.error(
-                "a task or callback of the application tried to end the process; it goes on",
-                error=repr(error),
-            )
+            _say(error)
+        except RuntimeError as error:  # somebody has called the loop's stop()
+            if main.done() or loop.is_closed():
+                raise
+            _say(error)
+
+
+def _say(error: BaseException) -> None:
+    log.error(
+        "a task or callback of the application tried to end the process; it goes on",
+        error=repr(error),
+    )
 
 
 def _let_go(loop: asyncio.AbstractEventLoop) -> None:

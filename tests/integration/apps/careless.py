@@ -741,7 +741,7 @@ def loaded_twice() -> tuple[Loaded, Loaded]:
 
 # ---- for a process of its own -----------------------------------------------------------------
 
-EXITS = ["a task", "a task group", "a callback"]
+EXITS = ["a task", "a task group", "a callback", "a stop of the loop"]
 
 
 @step
@@ -761,6 +761,9 @@ async def exits_on_the_side(how: str) -> str:
         case "a callback":
             asyncio.get_running_loop().call_soon(sys.exit, 7)
             await asyncio.sleep(0.05)
+        case "a stop of the loop":
+            asyncio.get_running_loop().stop()
+            await asyncio.sleep(0.05)
     return how
 
 
@@ -770,6 +773,17 @@ async def exits_beside(ctx: Context, how: str) -> str:
         return await ctx.step(exits_on_the_side, how)
     except Exception as error:
         return f"caught {error}"
+
+
+@step
+async def blocks_for(seconds: float) -> None:
+    print("blocking the loop", flush=True)
+    time.sleep(seconds)
+
+
+@workflow(name="calls-blocking")
+async def calls_blocking(ctx: Context, seconds: float) -> None:
+    await ctx.step(blocks_for, seconds)
 
 
 @step
@@ -803,5 +817,6 @@ WORKFLOWS: list[WorkflowDefinition[Any, Any]] = [
     calls_stubborn,
     exits_beside,
     calls_endless_thread,
+    calls_blocking,
 ]
 app = App("careless", workflows=WORKFLOWS)

@@ -44,6 +44,7 @@ def test_tasks_and_callbacks_that_exit_stop_nothing(loop):
             await asyncio.gather(interrupting(), asyncio.Event().wait())
         called = asyncio.Event()
         asyncio.get_running_loop().call_soon(sys.exit, 4)
+        asyncio.get_running_loop().call_soon(loop.stop)
         asyncio.get_running_loop().call_soon(called.set)
         await called.wait()
         seen.append("end")
