@@ -9,6 +9,10 @@ class ClientClosed(PerdureError, RuntimeError):
     """A client was used where it is not open, or closed while something waited for it."""
 
 
+def _short(run_id: str) -> str:
+    return repr(run_id) if len(run_id) <= 200 else f"{run_id[:80]!r}… ({len(run_id):,} characters)"
+
+
 class RunError(PerdureError):
     """Something about one run. ``run_id``: which."""
 
@@ -23,7 +27,8 @@ class RunNotFound(RunError):
     def __init__(self, run_id: str) -> None:
         super().__init__(
             run_id,
-            f"there is no run {run_id!r} in this database: check the id (perdure workflows list) and the database URL",
+            f"there is no run {_short(run_id)} in this database: check the id (perdure workflows list) "
+            "and the database URL",
         )
 
 
