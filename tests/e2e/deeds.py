@@ -143,10 +143,10 @@ async def give_it_the_old_name(page: Page) -> None:
 
 
 PACKAGE = {
-    "shop/__init__.py": "",
-    "shop/main.py": "from perdure import App\napp = App('shop')\n",
-    "shop/workflows/__init__.py": "",
-    "shop/workflows/hello_workflow.py": (
+    "store/__init__.py": "",
+    "store/main.py": "from perdure import App\napp = App('store')\n",
+    "store/workflows/__init__.py": "",
+    "store/workflows/hello_workflow.py": (
         "from perdure import Context, workflow\n"
         "@workflow(name='hello')\n"
         "async def hello(ctx: Context, name: str) -> str:\n"
