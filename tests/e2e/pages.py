@@ -76,7 +76,7 @@ class Page:
     def __post_init__(self) -> None:
         self.module = types.ModuleType(f"page_{self.path.stem.lower().replace('-', '_')}")
         self.executed = 0
-        self._lent: list[str] = []
+        self._lent: dict[str, types.ModuleType | None] = {}
         self._variables: dict[str, str] = {}
         self._pods: dict[str, Pod] = {}
         self.printed = ""
@@ -88,10 +88,9 @@ class Page:
         return vars(self.module)
 
     def lend(self, module: types.ModuleType) -> None:
-        """Let the page's examples import it, until the end of the page."""
-        assert module.__name__ not in sys.modules
+        """Let the page's examples import it, until the end of the page; another test may have left one of that name."""
+        self._lent[module.__name__] = sys.modules.get(module.__name__)
         sys.modules[module.__name__] = module
-        self._lent.append(module.__name__)
 
     async def execute(self) -> None:
         """Do all of it. Raises PageError, or what an example raised, with the page's own line in its traceback."""
@@ -111,8 +110,10 @@ class Page:
             if orders:
                 raise PageError(f"{self.path.name}: nothing follows the comment {orders}")
         finally:
-            for name in self._lent:
+            for name, before in self._lent.items():
                 del sys.modules[name]
+                if before is not None:
+                    sys.modules[name] = before
             for pod in self._pods.values():
                 await pod.end(signal.SIGKILL)
 
