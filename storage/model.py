@@ -235,6 +235,7 @@ class ClaimedRun:
     trace: str | None
     taken_over: bool
     """The run was ``running`` under a runner that died."""
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

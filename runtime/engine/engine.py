@@ -367,6 +367,7 @@ class Engine:
             source=run.source,
             parent_id=run.parent_id,
             trace=run.trace,
+            tenant=run.tenant,
         )
         return Context(body, facts, input_limit=self._config.input_record_limit)
 

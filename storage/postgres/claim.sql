@@ -69,7 +69,8 @@ with mine as materialized (  -- a line for each bucket of 256 slots of each shar
    where w.run_id between g.run_id and g.run_id and w.wake_at <= now() + $9::float8 * interval '1 second'
 )
 select now() as db_now, head.alive, head.more, u.*,
-       r.slot, r.workflow, r.version, r.payload, r.payload_format, r.seed, r.created_at, r.source, r.parent_id, r.trace
+       r.slot, r.workflow, r.version, r.payload, r.payload_format, r.seed, r.created_at, r.source, r.parent_id, r.trace,
+       r.tenant
   from (select exists (select 1 from perdure_runners r where r.runner_id = $1 and not r.dead) as alive,
                (select count(*) from picked) > cardinality($7::bigint[])
                  or exists (select 1 from picked group by slot_lo having count(*) >= $6) as more) head

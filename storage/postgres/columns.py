@@ -155,6 +155,7 @@ def claimed_run(row: Row) -> ClaimedRun:
         parent_id=row["parent_id"],
         trace=row["trace"],
         taken_over=row["taken_over"],
+        tenant=row["tenant"],
     )
 
 

@@ -119,7 +119,8 @@ def _claimed(row: Row, taken_over: bool) -> ClaimedRun:
         wake_seq,
         *cold,
     ) = row
-    workflow, version, payload, payload_format, seed, created_at, source, parent_id, trace = cold
+    workflow, version, payload, payload_format, seed, created_at, source, parent_id, *who = cold
+    trace, tenant = who
     return ClaimedRun(
         run_id=run_id,
         slot=slot,
@@ -140,6 +141,7 @@ def _claimed(row: Row, taken_over: bool) -> ClaimedRun:
         parent_id=parent_id,
         trace=trace,
         taken_over=taken_over,
+        tenant=tenant,
     )
 
 

@@ -13,7 +13,7 @@ from tests.contract.world import SHARDS, WORKFLOW, World, entry, write
 async def test_a_claim_takes_a_due_run_and_tells_all_a_body_needs(world: World) -> None:
     runner = await world.runner()
     new = world.new_run(
-        "r1", payload='{"n": 1}', version=2, source="cron", parent_id="p", trace="t"
+        "r1", payload='{"n": 1}', version=2, source="cron", parent_id="p", trace="t", tenant="acme"
     )
     await world.runs.start_runs([new])
     before = await world.now()
@@ -21,7 +21,7 @@ async def test_a_claim_takes_a_due_run_and_tells_all_a_body_needs(world: World) 
     (run,) = claims.runs
     assert (run.run_id, run.slot, run.workflow, run.version) == ("r1", new.slot, WORKFLOW, 2)
     assert (run.payload, run.payload_format, run.seed) == ('{"n": 1}', new.format, new.seed)
-    assert (run.source, run.parent_id, run.trace) == ("cron", "p", "t")
+    assert (run.source, run.parent_id, run.trace, run.tenant) == ("cron", "p", "t", "acme")
     assert (run.next_seq, run.reclaim_count, run.wake_seq, run.taken_over) == (1, 0, 0, False)
     assert run.epoch == runner.holds[0].epoch == 1
     assert before <= run.entered_at <= claims.db_now <= await world.now()

@@ -337,12 +337,14 @@ ODD_IDS = [
 ]
 
 
-@pytest.mark.req("WF7", "SL2")
+@pytest.mark.req("WF7", "WF15", "WF18")
 async def test_odd_ids_and_names_are_kept_byte_for_byte(url: str) -> None:
     async with runner(url, careless.named) as used:
         client = used.client
         for run_id in ODD_IDS:
-            await client.start(careless.named, run_id, run_id=run_id)
+            await client.start(
+                careless.named, run_id, run_id=run_id, tenant=run_id, trace=run_id, subject=run_id
+            )
         for run_id in reversed(ODD_IDS):
             assert await client.wait(run_id, 20) == run_id
             info = await client.get(run_id)

@@ -607,6 +607,7 @@ async def named(ctx: Context, payload: str) -> str:
     await ctx.step(same_name)
     await ctx.step(same_name)
     assert payload == ctx.run_id
+    assert (ctx.tenant, ctx.trace) == (payload, payload)
     return ctx.run_id
 
 
