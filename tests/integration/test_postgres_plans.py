@@ -317,7 +317,9 @@ async def test_a_list_of_fifty_runs_reads_a_few_pages(analysed_url: str, name: s
         plan = await plan_of(session, text, *args)
     finally:
         await session.close()
-    assert blocks(plan) <= 5_000
+    # Two statuses from two tables are merged by age, so how far it reads depends on the sample of the statistics; one
+    # that looked up the fences of the whole load would touch hundreds of thousands.
+    assert blocks(plan) <= 10_000
 
 
 async def test_slots_of_the_load_cover_all_shards(loaded: Loaded) -> None:
