@@ -340,7 +340,10 @@ def _json(text: str | None, option: str) -> Any:
             f"not JSON ({error.msg} at {where}): {short(text)}; a text needs quotes, as in '\"text\"'",
             param_hint=option,
         ) from None
-    except (ValueError, RecursionError) as error:  # no UTF-8, a number of thousands of digits, too deep
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # no UTF-8, a number of thousands of digits, too deep
         raise typer.BadParameter(f"not JSON ({error})", param_hint=option) from None
 
 

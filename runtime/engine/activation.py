@@ -352,7 +352,7 @@ class Activation:
                 result = self._definition.encode_result(
                     ending.value, limit=self.around.result_limit
                 )
-            except BaseException as error:  # the result does not fit its type: the run fails, visibly (R7)
+            except BaseException as error:  # no fit: the run fails, visibly (R7)
                 return failure_of(error, parent_id=self.run.parent_id)
         return finish_of(
             ending,
