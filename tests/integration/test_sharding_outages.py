@@ -55,11 +55,15 @@ async def test_a_restart_of_the_database_under_three_keepers_robs_nobody(
         before = await c.owners()
         for member in members:
             member.states.clear()
-        await asyncio.to_thread(postgres.restart, "immediate")
+        await asyncio.to_thread(postgres.stop, "immediate")
+        await until(
+            lambda: all(any(not state.ready for state in member.states) for member in members),
+            what="every keeper has noticed",
+        )
+        await asyncio.to_thread(postgres.start)
         await reopened(c)
         await renewed(c, *members, times=5)
         await nobody_robbed(c, before)
-        assert all(any(not state.ready for state in member.states) for member in members)
         assert all(member.trusted and member.keeper.unready() is None for member in members)
 
 
