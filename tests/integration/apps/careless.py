@@ -1,4 +1,7 @@
-"""An application that does what it should not."""
+"""An application that does what it should not.
+
+One file because pods import it by one name, and each misdeed is a few lines.
+"""
 
 from __future__ import annotations
 

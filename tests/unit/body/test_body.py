@@ -1,4 +1,7 @@
-"""What a body promises its engine: delivery, cancel, messages, retries, parking, mismatches, ends."""
+"""What a body promises its engine: delivery, cancel, messages, retries, parking, mismatches, ends.
+
+One file because all of it is one contract, checked with the same small bodies and the same port.
+"""
 
 from __future__ import annotations
 

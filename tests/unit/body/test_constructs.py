@@ -1,4 +1,7 @@
-"""Every row of the table in docs/asyncio-in-workflows.md, executed live and replayed."""
+"""Every row of the table in docs/asyncio-in-workflows.md, executed live and replayed.
+
+One file because the table is one, and every row has to have a case here.
+"""
 
 from __future__ import annotations
 
