@@ -160,10 +160,11 @@ def boot_facts(
 def log_boot(facts: BootFacts) -> None:
     """Write the boot line, and the warning about an address that only this machine can reach."""
     log = structlog.get_logger("perdure.runtime")
-    log.info("runner ready", **facts.info())
+    log.info("runner.ready", **facts.info())
     if facts.localhost and facts.engine == "sql":
         log.warning(
-            "the runner's address can only be reached from this machine; "
+            "runner.address-local",
+            what="the runner's address can only be reached from this machine; "
             "set PERDURE_RUNNER_HOST (POD_IP in Kubernetes) to one that its peers can reach",
             address=facts.address,
             replica_id=facts.replica_id,

@@ -193,7 +193,9 @@ class Runner:
                 raise failure
             if self._draining:
                 return
-            log.warning("this runner id may do nothing more; going on as a new runner")
+            log.warning(
+                "runner.replaced", what="this runner id may do nothing more; going on as a new one"
+            )
             await backoff.wait()
             self._session = await self._begin_session_anew()
 
@@ -206,7 +208,7 @@ class Runner:
             except (InUseError, SchemaError):
                 raise
             except (StorageError, ConfigurationError) as error:
-                log.warning("cannot register again yet", error=str(error))
+                log.warning("runner.unregistered", error=str(error))
                 await backoff.wait()
 
     async def closed(self) -> None:
@@ -352,7 +354,7 @@ class Session:
         try:
             await self.engine.run()
         except Exception:
-            log.exception("the engine has ended unexpectedly; this runner starts anew")
+            log.exception("engine.failed", what="this runner starts anew")
             self._dead.set()
 
     async def _serve_ownership(self) -> None:

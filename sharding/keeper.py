@@ -98,7 +98,7 @@ class _KeeperThread(ABC):
         self._in_loop(self._request_stop)
         thread.join(4 * self._config.renewal)
         if thread.is_alive():
-            log.warning("the keeper has not ended; its thread is left behind")
+            log.warning("keeper.left-behind", what="it has not ended; its thread stays")
 
     @abstractmethod
     def look_now(self) -> None:
@@ -135,7 +135,7 @@ class _KeeperThread(ABC):
 
     def _ended_unexpectedly(self, error: BaseException) -> None:
         """Nobody keeps the lease any more: say so at once, as if declared dead, rather than let trust run out."""
-        log.error("the keeper has ended unexpectedly; the lease will run out", exc_info=error)
+        log.error("keeper.failed", what="the lease will run out", exc_info=error)
         if self._state is None:
             return
         self._state = replace(
@@ -294,7 +294,7 @@ class FixedKeeper(_KeeperThread):
                 await store.open()
                 await store.leave(self.identity.runner_id)
         except Exception as error:
-            log.warning("the runner could not leave", error=str(error))
+            log.warning("runner.leave-failed", error=str(error))
         finally:
             with contextlib.suppress(Exception):
                 await store.close()

@@ -119,7 +119,7 @@ class LeaseLoop:
             if leave and self.state.alive and self._me is not None:
                 await self._bounded(store.leave(self._me.runner_id))
         except Exception as error:
-            log.warning("the runner could not leave; its lease will run out", error=str(error))
+            log.warning("runner.leave-failed", what="its lease will run out", error=str(error))
         finally:
             with contextlib.suppress(Exception):
                 await self._bounded(store.close())
@@ -164,7 +164,7 @@ class LeaseLoop:
         """Trust counts from the sending: the database can only have given the lease later than that."""
         self._renew_at = sent + self._config.renewal
         if self._failures:
-            log.info("the database is back", after_failures=self._failures)
+            log.info("database.back", after_failures=self._failures)
             self._failures = 0
         offset = self.state.db_offset
         if renewal is not None:
@@ -212,7 +212,7 @@ class LeaseLoop:
             if await self._bounded(self._store.declare_dead(row.runner_id, row.renew_count)):
                 fallen.add(row.runner_id)
                 log.warning(
-                    "runner declared dead",
+                    "peer.declared-dead",
                     runner=row.runner_id,
                     replica=row.replica_id,
                     address=row.address,
@@ -251,7 +251,7 @@ class LeaseLoop:
         reason = f"the database does not answer: {str(error) or type(error).__name__}"
         if self._failures == 1:
             log.warning(
-                "lost the database; trying again until it is back",
+                "database.lost",
                 error=reason,
                 exc_info=not isinstance(error, PerdureError),
             )
@@ -268,7 +268,7 @@ class LeaseLoop:
         await self._pause(self._stopping, delay)
 
     def _declared_dead(self) -> None:
-        log.error("this runner was declared dead; it writes nothing any more", runner=self._me)
+        log.error("runner.declared-dead", what="it writes nothing any more", runner=self._me)
         self._set(
             alive=False,
             ready=False,

@@ -167,7 +167,7 @@ class Ownership:
             return
         self._gain(taken)
         if taken:
-            log.info("shards taken", taken=len(taken), asked=len(shards), held=len(self._holds))
+            log.info("shards.taken", taken=len(taken), asked=len(shards), held=len(self._holds))
             self._shards_changed()
 
     async def _release(self, holds: dict[int, ShardHold]) -> None:
@@ -182,7 +182,7 @@ class Ownership:
             self._answered_at = self._clock.monotonic()
         for hold in batch:
             self._vacated.pop(hold.shard_id, None)
-        log.info("shards released", released=len(batch), held=len(self._holds))
+        log.info("shards.released", released=len(batch), held=len(self._holds))
         self._shards_changed()
 
     # ---- shards coming and going --------------------------------------------------------------
@@ -207,7 +207,7 @@ class Ownership:
             return  # dropped meanwhile
         if not task.cancelled() and (error := task.exception()) is not None:
             # Its runs stay fenced by their own claims, so the shard need not stay with a runner that failed on it.
-            log.error("a shard could not be vacated", shard=hold.shard_id, exc_info=error)
+            log.error("shards.vacate-failed", shard=hold.shard_id, exc_info=error)
         self._vacated[hold.shard_id] = hold
         self._wake.set()
 
@@ -239,7 +239,7 @@ class Ownership:
         """Go on with a new connection. What a lost statement did shows at the next look (`judge`, fresh)."""
         self._failures += 1
         if self._failures == 1:
-            log.warning("shards could not be taken or released; trying again", error=str(error))
+            log.warning("shards.unavailable", error=str(error))
         await self._close()
         delay = backoff(self._failures, self._config.renewal, self._randomness.fraction())
         with contextlib.suppress(TimeoutError):

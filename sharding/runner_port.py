@@ -164,7 +164,7 @@ class RunnerPort:
             try:
                 text = json.dumps(dict(self._status()), default=str)
             except Exception as error:
-                log.exception("the runner could not tell its status")
+                log.exception("port.status-failed")
                 return PlainTextResponse(f"status failed: {error!r}\n", status_code=500)
             return Response(text, media_type="application/json")
 

@@ -62,7 +62,8 @@ def drive(loop: asyncio.AbstractEventLoop, main: asyncio.Task[None]) -> None:
 
 def _say(error: BaseException) -> None:
     log.error(
-        "a task or callback of the application tried to end the process; it goes on",
+        "loop.exit-refused",
+        what="a task or callback of the application tried to end the process; it goes on",
         error=repr(error),
     )
 

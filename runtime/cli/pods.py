@@ -181,7 +181,7 @@ async def run_pod(app: App, settings: Settings) -> None:
     runner = Runner(app, settings)
     log = structlog.get_logger("perdure.cli")
     if not await stop.unless(1, runner.start()):
-        log.info("stopped before the runner was up")
+        log.info("pod.stopped", what="before the runner was up")
         await runner.stop()
         return
     # What is there now stays for ever. Searching it for garbage stops the loop for a tenth of a second each time,
@@ -193,14 +193,15 @@ async def run_pod(app: App, settings: Settings) -> None:
                 f"the runner on {redact(settings.db)} ended by itself; the log before this line says why"
             )
         log.info(
-            "stopping: running steps may end; a second signal or Ctrl-C lets go at once",
+            "pod.stopping",
+            what="running steps may end; a second signal or Ctrl-C lets go at once",
             grace=settings.grace,
         )
         if not await stop.unless(2, runner.drain()):
-            log.warning("told twice: letting go of running steps now")
+            log.warning("pod.letting-go", what="told twice: running steps are let go of now")
     finally:
         await runner.stop()
-    log.info("stopped")
+    log.info("pod.stopped")
 
 
 class StopSignals:

@@ -283,7 +283,7 @@ class Engine:
     def _crash_looped(self, activation: Activation) -> None:
         run = activation.run
         error = WorkflowCrashLooped(run.run_id, run.reclaim_count)
-        log.error("run.crashlooped", run_id=run.run_id, workflow=run.workflow, error=str(error))
+        log.error("run.crash-looped", run_id=run.run_id, workflow=run.workflow, error=str(error))
         activation.hold(Reason.CRASH_LOOP, RunEvent("run-crashlooped", self._now(), str(error)))
 
     # -- departures
@@ -376,6 +376,6 @@ def _tell_end(run: ClaimedRun, finish: Finish) -> None:
     """Into the pod's log: a failed run is a warning with its error, every other end is for debugging."""
     facts = {"run_id": run.run_id, "workflow": run.workflow}
     if finish.status is RunStatus.FAILED:
-        log.warning("run failed", **facts, error=failure_summary(finish.error))
+        log.warning("run.failed", **facts, error=failure_summary(finish.error))
     else:
-        log.debug("run ended", **facts, status=finish.status.value)
+        log.debug("run.ended", **facts, status=finish.status.value)

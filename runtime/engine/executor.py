@@ -207,10 +207,10 @@ def _tell(info: StepInfo, failure: str, delay: float | None) -> None:
     """Into the pod's log: an attempt that is followed by another is news, the last one is a warning."""
     facts = {"run_id": info.run_id, "step": info.name, "attempt": info.attempt}
     if delay is None:
-        log.warning("step failed", **facts, error=failure_summary(failure))
+        log.warning("step.failed", **facts, error=failure_summary(failure))
     else:
         log.info(
-            "step failed, to be tried again",
+            "step.retrying",
             **facts,
             error=failure_summary(failure),
             again_in=round(delay, 3),

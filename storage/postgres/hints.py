@@ -116,7 +116,7 @@ class PostgresHintChannel(HintChannel):
             try:
                 return await self._listen()
             except (PerdureError, OSError) as error:
-                log.warning("hints are off until the database is back: %s", error)
+                log.warning("hints.unavailable", extra={"error": str(error)})
             await asyncio.sleep(pause * (0.5 + self._randomness.fraction()))
             pause = min(RECONNECT_MOST, pause * 2)
 
@@ -139,7 +139,7 @@ class PostgresHintChannel(HintChannel):
                     deadline=self._settings.deadline,
                 )
             except PerdureError as error:
-                log.warning("hints were dropped: %s", error)
+                log.warning("hints.dropped", extra={"error": str(error)})
 
 
 def channel_name(schema: str | None) -> str:

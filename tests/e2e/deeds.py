@@ -197,7 +197,7 @@ async def run_waits_for_its_signal(page: Page) -> None:
 async def boot_line(page: Page) -> None:
     """What was printed: the line of the pod's log that the page shows."""
     log = (page.folder / "three-1.log").read_text()
-    page.printed = next(line for line in log.splitlines() if "runner ready" in line)
+    page.printed = next(line for line in log.splitlines() if "runner.ready" in line)
     assert isinstance(json.loads(page.printed), dict)
 
 

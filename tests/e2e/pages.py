@@ -37,7 +37,7 @@ from tests.harness.waiting import until
 EXECUTED = ("python", "sh", "sql")
 SHOWN = ("text", "toml", "yaml", "json")
 ACTIONS = ("again", "stop", "kill", "do")
-READY = "runner ready"
+READY = "runner.ready"
 PATIENCE = 60.0
 """Seconds for one block."""
 _FENCE = re.compile(r"^```(\w*)\s*$")

@@ -15,7 +15,7 @@ from tests.e2e.commands import APP, ROOT, Commands, environment, pods
 from tests.harness.pods import Pod
 from tests.harness.waiting import until
 
-READY = "runner ready"
+READY = "runner.ready"
 
 
 def slow_app(folder, seconds: float = 1.5) -> str:
@@ -106,7 +106,7 @@ class TestDev:
 
         second.process.send_signal(signal.SIGINT)
         assert await second.wait_end() == 0
-        assert "stopped" in second.log
+        assert "pod.stopped" in second.log
         assert "Traceback" not in second.log
 
     @pytest.mark.req("CL6")
@@ -144,7 +144,7 @@ class TestDev:
         parent = start("dev", slow_app(tmp_path), "--reload")
         await parent.wait_log(READY)
         parent.kill()
-        await until(lambda: "stopped" in parent.log, what="the orphan stops", deadline=20)
+        await until(lambda: "pod.stopped" in parent.log, what="the orphan stops", deadline=20)
 
     @pytest.mark.req("WF4")
     async def test_the_project_file_names_application_and_workflows(self, start, tmp_path):
@@ -191,10 +191,10 @@ class TestServe:
         cli("workflows", "start", "slow").ok()
         await until(lambda: steps_of(tmp_path) == ["begin"], what="the step begins", deadline=20)
         pod.terminate()
-        await pod.wait_log("stopping: running steps may end")
+        await pod.wait_log("pod.stopping")
         pod.terminate()
         assert await pod.wait_end(deadline=10) == 0
-        assert "told twice" in pod.log
+        assert "pod.letting-go" in pod.log
 
     @pytest.mark.req("OP3")
     def test_a_missing_schema_says_what_to_run(self, db_url, tmp_path):
@@ -226,7 +226,7 @@ class TestServe:
         boot = next(line for line in lines if line["event"] == READY)
         assert (boot["engine"], boot["shard_lock"], boot["replica_id"]) == ("sql", "row", "pod-7")
         assert boot["cdc"] == boot["cron"] == "none in this release"
-        assert any("only be reached from this machine" in line["event"] for line in lines)
+        assert any("only be reached from this machine" in line.get("what", "") for line in lines)
 
 
 class TestRefusedToBoot:

@@ -54,7 +54,7 @@ class TestBootLine:
         out = logged("json")
         log_boot(facts(runner_host="10.0.0.1"))
         (line,) = lines(out)
-        assert line["event"] == "runner ready"
+        assert line["event"] == "runner.ready"
         expected = {
             "engine": "sql",
             "dialect": "postgresql 15.4",
@@ -89,7 +89,7 @@ class TestLocalhostWarning:
         log_boot(facts())
         warning = lines(out)[1]
         assert warning["level"] == "warning"
-        assert "PERDURE_RUNNER_HOST" in warning["event"]
+        assert "PERDURE_RUNNER_HOST" in warning["what"]
         assert warning["address"] == "127.0.0.1:34000"
 
     @pytest.mark.parametrize(
