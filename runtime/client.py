@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack, overload
-from uuid import uuid4
 
 from perdure.runtime.authoring.codec import ValueFault, encode_message
 from perdure.runtime.authoring.definitions import UNSET, Unset, WorkflowDefinition
@@ -490,7 +489,9 @@ class Client:
             text = encode_message(payload, what, limit=self._parts.settings.payload_limit)
         except ValueFault as fault:
             raise SignalPayloadError(name, fault.errors, fault.missing) from fault
-        message_id = f"signal:{id if id is not None else uuid4().hex}"
+        message_id = (
+            f"signal:{id if id is not None else format(self._parts.randomness.bits63(), 'x')}"
+        )
         outcome = await self._send(
             Message(run_id, message_id, MessageKind.SIGNAL, name=name, body=text)
         )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -18,6 +19,7 @@ from perdure.runtime.client import Client, Parts
 from perdure.runtime.dbclock import DatabaseClock
 from perdure.runtime.engine.engine import Engine, EngineConfig
 from perdure.runtime.engine.pacing import Backoff
+from perdure.runtime.engine.threads import DaemonThreads, StepThreads
 from perdure.runtime.hints import HintBus
 from perdure.runtime.logs import boot_facts, log_boot
 from perdure.runtime.retention import Retention
@@ -44,6 +46,16 @@ log = structlog.get_logger("perdure.runner")
 LOCK_MODE = "row"
 
 
+@dataclass(frozen=True, slots=True)
+class Factories:
+    """Makes what has threads of its own; a simulation, which must have none, puts others in their place.
+
+    keeper: called as the keeper's class is; None: the one that fits the runner storage."""
+
+    keeper: Callable[..., Keeper | FixedKeeper] | None = None
+    threads: Callable[[], StepThreads] = DaemonThreads
+
+
 class Runner:
     """One pod's runner. `start`, then `closed` or `drain`, then `stop`.
 
@@ -59,6 +71,7 @@ class Runner:
         randomness: Randomness | None = None,
         port: bool = True,
         database: Database | None = None,
+        factories: Factories | None = None,
     ) -> None:
         self.app = app
         self.settings = settings
@@ -66,6 +79,7 @@ class Runner:
         self._randomness = randomness or SystemRandomness()
         self._with_port = port
         self._database = database
+        self._factories = factories or Factories()
         self._file_lock: FileLock | None = None
         self._store: RunStore | None = None
         self._bus: HintBus | None = None
@@ -172,6 +186,7 @@ class Runner:
             clock=self._clock,
             randomness=self._randomness,
             port=self._with_port,
+            factories=self._factories,
         )
         await session.start()
         return session
@@ -258,6 +273,7 @@ class Session:
         clock: Clock,
         randomness: Randomness,
         port: bool,
+        factories: Factories,
     ) -> None:
         self._app = app
         self._settings = settings
@@ -266,6 +282,7 @@ class Session:
         self._bus = bus
         self._clock = clock
         self._randomness = randomness
+        self._factories = factories
         self.runner_id = randomness.bits63()
         self.replica_id = ""
         self.database_clock = DatabaseClock(clock)
@@ -300,6 +317,7 @@ class Session:
             clock=self.database_clock,
             may_write=self._may_write,
             declared_dead=self._declared_dead,
+            threads=factories.threads(),
         )
         self.ownership = Ownership(
             self.runner_id,
@@ -330,8 +348,10 @@ class Session:
             workflows=self._app.registry.names(),
             info=facts.info(),
         )
-        kind = FixedKeeper if settings.runner_storage == "memory" else Keeper
-        self._keeper = kind(
+        make_keeper = self._factories.keeper or (
+            FixedKeeper if settings.runner_storage == "memory" else Keeper
+        )
+        self._keeper = make_keeper(
             self._database.cluster,
             identity,
             self._leases,
@@ -341,7 +361,7 @@ class Session:
             main_loop=self._loop,
             randomness=self._randomness,
         )
-        await asyncio.to_thread(self._keeper.start)
+        await self._keeper.begin()
         self._adopt(self._keeper.state)
         self._services = [
             asyncio.create_task(self._serve_engine(), name="engine"),
@@ -429,7 +449,7 @@ class Session:
         self._services = []
         self.engine.abandon()
         if self._keeper is not None:
-            await asyncio.to_thread(self._keeper.stop, leave=leave)
+            await self._keeper.finish(leave=leave)
 
     def status(self) -> Mapping[str, object]:
         """What /status shows; called on the keeper's thread, so it only reads."""

@@ -100,6 +100,14 @@ class _KeeperThread(ABC):
         if thread.is_alive():
             log.warning("keeper.left-behind", what="it has not ended; its thread stays")
 
+    async def begin(self) -> None:
+        """`start`, without blocking the caller's loop."""
+        await asyncio.to_thread(self.start)
+
+    async def finish(self, *, leave: bool) -> None:
+        """`stop`, without blocking the caller's loop."""
+        await asyncio.to_thread(self.stop, leave=leave)
+
     @abstractmethod
     def look_now(self) -> None:
         """Thread-safe: look at runners and shards at once, somebody said that they have changed."""

@@ -24,6 +24,7 @@ from perdure.runtime.engine.executor import StepExecutor
 from perdure.runtime.engine.mail import MailReader
 from perdure.runtime.engine.pacing import Backoff, Portion
 from perdure.runtime.engine.slots import Slots
+from perdure.runtime.engine.threads import StepThreads
 from perdure.runtime.hints import HintBus
 from perdure.runtime.inspection import failure_summary
 from perdure.sharding.slots import shard_of, slot_of
@@ -65,7 +66,7 @@ class Engine:
     """Executes the runs of the shards this runner holds.
 
     holds: shards held now. clock: database time. may_write: returns while the lease is trusted.
-    declared_dead: called when a write learns that this runner was declared dead.
+    declared_dead: called when a write learns that this runner was declared dead. threads: for blocking steps.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Engine:
         clock: DatabaseClock,
         may_write: Callable[[], Awaitable[None]],
         declared_dead: Callable[[], None],
+        threads: StepThreads | None = None,
     ) -> None:
         self._store = store
         self._registry = registry
@@ -127,6 +129,7 @@ class Engine:
                 park_after=config.park_after,
                 result_limit=config.step_result_limit,
                 may_start=may_write,
+                threads=threads,
             ),
             result_limit=config.result_limit,
             park_after=config.park_after,

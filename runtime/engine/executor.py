@@ -21,7 +21,7 @@ from perdure.runtime.authoring.failures import encode_failure
 from perdure.runtime.authoring.retry import next_delay
 from perdure.runtime.authoring.step import StepDefinition, StepTarget
 from perdure.runtime.body import StepCall
-from perdure.runtime.engine.threads import DaemonThreads
+from perdure.runtime.engine.threads import DaemonThreads, StepThreads
 from perdure.runtime.inspection import failure_summary
 from perdure.storage.clock import Randomness
 
@@ -66,6 +66,7 @@ class StepExecutor:
         park_after: float,
         result_limit: int,
         may_start: Callable[[], Awaitable[None]],
+        threads: StepThreads | None = None,
     ) -> None:
         self._may_start = may_start
         self._result_limit = result_limit
@@ -73,7 +74,7 @@ class StepExecutor:
         self._now = now
         self._randomness = randomness
         self._park_after = park_after
-        self._threads = DaemonThreads()
+        self._threads = threads or DaemonThreads()
 
     def start(
         self,

@@ -6,10 +6,23 @@ import contextvars
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 Job = Callable[[], None]
 IDLE_SECONDS = 30.0
+
+
+class StepThreads(Protocol):
+    """Where blocking steps run."""
+
+    def submit(
+        self,
+        context: contextvars.Context,
+        function: Callable[[], Any],
+        done: Callable[[Any, BaseException | None], None],
+    ) -> None:
+        """Run ``function`` in ``context``; ``done(value, error)`` is called once, in any thread."""
+        ...
 
 
 class DaemonThreads:

@@ -170,9 +170,10 @@ async def _read_postgres(url: str, schema: str, after: int) -> list[AuditRow]:
 _SQLITE_HISTORY = """
 create table audit_history (
   id integer primary key autoincrement, "table" text not null, op text not null,
-  at real not null default ((julianday('now') - 2440587.5) * 86400.0), {columns}
+  at real not null default ({at}), {columns}
 );
 """
+SQLITE_DEFAULTS = {"at": "(julianday('now') - 2440587.5) * 86400.0"}
 _SQLITE_TRIGGER = """
 create trigger audit_{table}_{op} after {event} on {prefix}{table} begin
   insert into audit_history ("table", op, {columns}) values ('{table}', '{op}', {values});
@@ -180,9 +181,20 @@ end;
 """
 
 
-def sqlite_audit_sql(*, prefix: str = "perdure_") -> str:
-    """The script that creates history and triggers on SQLite."""
-    script = [_SQLITE_HISTORY.format(columns=", ".join(COLUMNS[4:]))]
+def sqlite_audit_sql(
+    *, prefix: str = "perdure_", defaults: Mapping[str, str] = SQLITE_DEFAULTS
+) -> str:
+    """The script that creates history and triggers on SQLite.
+
+    defaults: SQL expressions for columns that no trigger fills; who has functions of his own for time, transaction
+    or writer names them here."""
+    declared = [
+        f"{column} default ({defaults[column]})" if column in defaults else column
+        for column in COLUMNS[4:]
+    ]
+    script = [
+        _SQLITE_HISTORY.format(at=defaults["at"], columns=", ".join(declared)),
+    ]
     for table, (kept, before, named) in TRACKED.items():
         for op, event in (("I", "insert"), ("U", "update"), ("D", "delete")):
             columns: dict[str, str] = {}
