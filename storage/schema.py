@@ -1,7 +1,8 @@
 """The schema's version, and whether this code may work with the schema it finds (R16).
 
-The tables are in `postgres/schema.sql` and `sqlite/schema.sql`, the steps from one version to the next in
-`migrations/`. What all processes of a cluster must agree on is in the table `perdure_meta`, one key a row.
+The tables are in each engine's folder: `schema.sql` is version 1 and frozen, `schema_2.sql` what version 2 adds. The
+steps from one version to the next are in `migrations/`. What all processes of a cluster must agree on is in the table
+`perdure_meta`, one key a row.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from importlib import resources
 from perdure.storage.errors import SchemaError
 from perdure.storage.model import Meta
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """The schema this code was written for. It also works with the next version, while that is expanding only."""
 
 MIN_CODE_VERSION = 1
@@ -23,9 +24,11 @@ HASH_NAME = "xxh3_64"
 """How a run id becomes a slot; stored, so that another hash refuses to boot."""
 
 
-def statements(engine: str) -> list[str]:
-    """The DDL of an engine (its folder's name), one statement an item, ready to execute in order."""
-    text = resources.files("perdure.storage").joinpath(engine, "schema.sql").read_text("utf-8")
+def statements(engine: str, version: int) -> list[str]:
+    """What a version adds to the one before it, on an engine (its folder's name): one statement an item, ready to
+    execute in order."""
+    file = "schema.sql" if version == 1 else f"schema_{version}.sql"
+    text = resources.files("perdure.storage").joinpath(engine, file).read_text("utf-8")
     return [part.strip() for part in text.split(";\n") if _code_of(part)]
 
 
@@ -33,10 +36,16 @@ def _code_of(text: str) -> str:
     return "".join(line for line in text.splitlines() if not line.lstrip().startswith("--")).strip()
 
 
-def initial_meta(created_at: float) -> dict[str, str]:
+def all_statements(engine: str) -> list[str]:
+    """The DDL of a new database of this release."""
+    versions = range(1, SCHEMA_VERSION + 1)
+    return [statement for version in versions for statement in statements(engine, version)]
+
+
+def initial_meta(created_at: float, version: int = SCHEMA_VERSION) -> dict[str, str]:
     """The rows of `perdure_meta` of a new cluster. Topology and lock mode are agreed on at the first boot."""
     return {
-        "schema_version": str(SCHEMA_VERSION),
+        "schema_version": str(version),
         "min_code_version": str(MIN_CODE_VERSION),
         "hash_name": HASH_NAME,
         "cluster_id": secrets.token_hex(8),

@@ -19,6 +19,8 @@ from perdure.storage.postgres.session import connect_plainly
 LOCK = 0x7065_7264_7572_6500  # "perdure": the key of the advisory lock
 LOCK_WAIT = "10min"
 """How long a second process waits for the one that migrates."""
+TABLE_WAIT = "3s"
+"""How long a table may be waited for. Whoever comes after us waits as long, less than any statement's deadline."""
 
 
 def migrate(settings: DatabaseSettings) -> tuple[int, int]:
@@ -42,6 +44,12 @@ async def _migrate(settings: DatabaseSettings, address: Address) -> tuple[int, i
             return await connection.run_sync(_in_transaction, settings.schema)
     except sa.exc.DBAPIError as error:
         cause = getattr(error.orig, "__cause__", None) or error.orig or error
+        if isinstance(cause, asyncpg.LockNotAvailableError):
+            raise ConfigurationError(
+                f"cannot migrate {address.shown} now: a transaction has had one of its tables in use for longer than "
+                f"{TABLE_WAIT} ({reason_of(cause)}); nothing was changed, and runners were held up no longer than "
+                "that. Run it again when no backup and no long query is under way (pg_stat_activity shows them)"
+            ) from error
         raise ConfigurationError(
             f"cannot migrate {address.shown}: {reason_of(cause)}; nothing was changed. "
             "Check that the role may create tables there"
@@ -59,4 +67,5 @@ def _in_transaction(connection: sa.Connection, schema: str | None) -> tuple[int,
         if connection.execute(found, {"name": schema}).scalar() is None:
             connection.exec_driver_sql(f"create schema {name}")
         connection.exec_driver_sql(f"set local search_path to {name}")
+    connection.exec_driver_sql(f"set local lock_timeout = '{TABLE_WAIT}'")
     return migrate_over(connection)

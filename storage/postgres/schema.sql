@@ -1,4 +1,5 @@
 -- The tables of perdure on PostgreSQL, schema version 1. Statements end with a semicolon at the end of a line.
+-- Frozen: what a later version adds is in `schema_2.sql` and so on, executed after this one (R16).
 --
 -- Three rows describe a live run. `runs` is cold: written at start and finish. `fences` is hot and written by the
 -- run's holder only (R1). `wakes` is hot and written by whoever wakes the run (R6). The two hot rows are deleted when

@@ -161,7 +161,7 @@ class MemoryLink:
     def __init__(self, clock: Clock) -> None:
         connection = file.open_memory()
         weakref.finalize(self, connection.close)
-        for statement in schema.statements("sqlite"):
+        for statement in schema.all_statements("sqlite"):
             connection.execute(statement)
         connection.executemany(
             "insert into perdure_meta (key, value) values (?, ?)",

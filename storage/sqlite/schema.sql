@@ -1,5 +1,6 @@
 -- The tables of perdure on SQLite, schema version 1; the same as on PostgreSQL, see there for what they mean.
--- Statements end with a semicolon at the end of a line.
+-- Statements end with a semicolon at the end of a line. Frozen: what a later version adds is in `schema_2.sql` and so on,
+-- executed after this one (R16).
 --
 -- Instants are whole microseconds since 1970, truth values 0 and 1, lists and maps JSON text. The views show instants
 -- as text (UTC). Text compares byte for byte, which is SQLite's own rule.

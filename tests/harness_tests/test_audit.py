@@ -60,7 +60,7 @@ def _sqlite(url: str) -> World:
 def audited(db_url: str) -> Audited:
     sqlite = db_url.startswith("sqlite")
     run = _sqlite(db_url) if sqlite else _postgres(db_url)
-    run(";\n".join(schema.statements("sqlite" if sqlite else "postgres")))
+    run(";\n".join(schema.all_statements("sqlite" if sqlite else "postgres")))
     install_audit_now(db_url)
     return Audited(db_url, run)
 
@@ -269,7 +269,7 @@ async def test_a_statement_begun_before_the_dead_mark_is_no_violation(
 ) -> None:
     """The mark commits while a commit of the runner is under way: its snapshot cannot see it."""
     run = _postgres(postgres_url)
-    run(";\n".join(schema.statements("postgres")))
+    run(";\n".join(schema.all_statements("postgres")))
     install_audit_now(postgres_url)
     Audited(postgres_url, run).tell(*FIRST_LIFE, CLAIM.format(12, 1, 1))
     slow = await asyncpg.connect(postgres_url)

@@ -504,7 +504,7 @@ async def refused_start(url: str, **settings: Any) -> str:
 @pytest.mark.parametrize(
     ("version", "says"),
     [
-        ("0", ["is version 0, this release needs 1", "perdure migrate --db"]),
+        ("0", ["is version 0, this release needs 2", "perdure migrate --db"]),
         ("9", ["version 9", "install a newer perdure"]),
     ],
 )

@@ -199,7 +199,7 @@ async def test_a_schema_that_does_not_fit_refuses_and_says_what_to_run(postgres_
     connection = await asyncpg.connect(postgres_url)
     try:
         await connection.execute("update perdure_meta set value = '0' where key = 'schema_version'")
-        assert "is version 0, this release needs 1" in str(await refusal(postgres_url))
+        assert "is version 0, this release needs 2" in str(await refusal(postgres_url))
         await connection.execute(
             "update perdure_meta set value = case key when 'schema_version' then '9' else '8' end"
             " where key in ('schema_version', 'min_code_version')"
@@ -209,11 +209,11 @@ async def test_a_schema_that_does_not_fit_refuses_and_says_what_to_run(postgres_
         assert "install a newer perdure" in str(error)
         # The next version serves this release too, as long as it says so.
         await connection.execute(
-            "update perdure_meta set value = case key when 'schema_version' then '2' else '1' end"
+            "update perdure_meta set value = case key when 'schema_version' then '3' else '1' end"
             " where key in ('schema_version', 'min_code_version')"
         )
         store = connect(DatabaseSettings(postgres_url), clock=SystemClock()).runs()
-        assert (await store.open()).schema_version == 2
+        assert (await store.open()).schema_version == 3
         await store.close()
     finally:
         await connection.close()

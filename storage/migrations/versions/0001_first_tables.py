@@ -19,10 +19,10 @@ FOLDERS = {"postgresql": "postgres", "sqlite": "sqlite"}
 
 def upgrade() -> None:
     connection = op.get_bind()
-    for statement in schema.statements(FOLDERS[connection.dialect.name]):
+    for statement in schema.statements(FOLDERS[connection.dialect.name], 1):
         connection.exec_driver_sql(statement)
     meta = sa.table("perdure_meta", sa.column("key", sa.Text), sa.column("value", sa.Text))
-    rows = schema.initial_meta(time.time())
+    rows = schema.initial_meta(time.time(), version=1)
     connection.execute(
         sa.insert(meta), [{"key": key, "value": value} for key, value in rows.items()]
     )
