@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack, overload
 
@@ -45,6 +45,7 @@ from perdure.runtime.outcomes import Repeated
 from perdure.runtime.results import ResultWatcher
 from perdure.runtime.settings import Settings
 from perdure.runtime.starting import StartBatcher
+from perdure.runtime.telemetry import Telemetry
 from perdure.runtime.views import ClusterStatus, RunInfo, StepView, Why
 from perdure.sharding.slots import slot_of
 from perdure.storage.clock import Clock, Randomness, SystemClock, SystemRandomness
@@ -85,7 +86,8 @@ class StartOptions(TypedDict, total=False):
     """What a start may say beside its payload; all optional.
 
     run_id: an id of your own, at most 200 bytes. source: who starts it ("app"). tenant, subject: on whose behalf.
-    trace: the starter's trace id. tags: shown and filtered by, beside the workflow's own.
+    trace: the starter's trace; left out, a W3C traceparent where OpenTelemetry is set up.
+    tags: shown and filtered by, beside the workflow's own.
     """
 
     run_id: str | None
@@ -149,6 +151,7 @@ class Parts:
     registry: Registry
     settings: Settings
     database: Database
+    telemetry: Telemetry | None = None
 
 
 class Client:
@@ -212,6 +215,7 @@ class Client:
             await self._parts.store.open()
             await self._parts.bus.open()
         self._loop = asyncio.get_running_loop()
+        self._telemetry = self._parts.telemetry or Telemetry.detect()
         self._services = asyncio.create_task(self._serve(), name="perdure client")
         return self
 
@@ -313,9 +317,25 @@ class Client:
 
     async def _submit(self, definition: WorkflowDefinition[Any, Any], run: NewRun) -> Handle[Any]:
         _ = self._store  # it is open
+        tracing = self._telemetry.tracing
+        if tracing is None or run.trace is not None:
+            return await self._stored(definition, run)
+        span = tracing.start(run.workflow, run.run_id)
+        try:
+            traced = replace(run, trace=tracing.traceparent(span))
+            handle = await self._stored(definition, traced)
+        except BaseException as error:
+            tracing.failed(span, error)
+            raise
+        tracing.started(span, handle.status)
+        return handle
+
+    async def _stored(self, definition: WorkflowDefinition[Any, Any], run: NewRun) -> Handle[Any]:
         outcome = await self._starts.start(run)
         if outcome.workflow != run.workflow:
             raise RunIdConflict(run.run_id, run.workflow, outcome.workflow)
+        if outcome.created:
+            self._telemetry.tally.started[run.workflow] += 1
         if (
             outcome.created or outcome.status is RunStatus.PENDING
         ):  # whoever made it may have died since

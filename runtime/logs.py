@@ -24,16 +24,24 @@ _DEPTH = 4  # of containers inside an event value that are searched for password
 
 
 def configure_logs(
-    *, format: str = "console", level: str = "info", stream: TextIO | None = None
+    *,
+    format: str = "console",
+    level: str = "info",
+    stream: TextIO | None = None,
+    application: str | None = None,
 ) -> None:
     """Send all logging of this process to ``stream`` (standard error if left out).
 
     format: console (coloured only where the stream is a terminal) or json (one object a line).
-    level: debug, info, warning or error; other libraries are shown from warning on.
+    level: debug, info, warning or error; libraries are shown from warning on. application: ``module:attribute``, whose
+    top package is shown from ``level`` on like perdure itself.
+
+    What a step or a body logs, through structlog or the standard library, carries the facts of its run.
     """
     out = stream or sys.stderr
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
+        add_trace,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.stdlib.ExtraAdder(),
@@ -65,6 +73,8 @@ def configure_logs(
     root.handlers[:] = [handler]
     root.setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))
     logging.getLogger("perdure").setLevel(level.upper())
+    if application:
+        logging.getLogger(application.partition(":")[0].partition(".")[0]).setLevel(level.upper())
 
 
 def _rendering(format: str, *, colours: bool) -> list[structlog.typing.Processor]:
@@ -79,6 +89,20 @@ def _rendering(format: str, *, colours: bool) -> list[structlog.typing.Processor
     # A traceback becomes text first, so that it is searched for passwords like everything else; local variables,
     # which may be anybody's data, are never part of it.
     return [structlog.processors.format_exc_info, redact_event, last]
+
+
+def add_trace(
+    logger: Any, method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """A structlog processor: trace_id and span_id of the OpenTelemetry span the line was written in, if any."""
+    # A span can only be current where somebody has imported the API.
+    api = sys.modules.get("opentelemetry.trace")
+    if api is not None:
+        span = api.get_current_span().get_span_context()
+        if span.is_valid:
+            event["trace_id"] = f"{span.trace_id:032x}"
+            event["span_id"] = f"{span.span_id:016x}"
+    return event
 
 
 def redact_event(

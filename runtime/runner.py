@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,8 @@ from perdure.runtime.hints import HintBus
 from perdure.runtime.logs import boot_facts, log_boot
 from perdure.runtime.retention import Retention
 from perdure.runtime.settings import Settings
+from perdure.runtime.telemetry import Telemetry
+from perdure.runtime.telemetry.instruments import Readings, Scene, exposition, publish
 from perdure.sharding.file_lock import FileLock
 from perdure.sharding.keeper import FixedKeeper, Keeper
 from perdure.sharding.ownership import Ownership
@@ -59,7 +62,8 @@ class Factories:
 class Runner:
     """One pod's runner. `start`, then `closed` or `drain`, then `stop`.
 
-    port: whether to serve the runner port (probes, status). Tests in process do without.
+    port: whether to serve the runner port (probes, status). Tests in process do without. telemetry: where to count and
+    trace; left out, what the process has set up at the start.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class Runner:
         randomness: Randomness | None = None,
         port: bool = True,
         database: Database | None = None,
+        telemetry: Telemetry | None = None,
         factories: Factories | None = None,
     ) -> None:
         self.app = app
@@ -88,6 +93,8 @@ class Runner:
         self._supervisor: asyncio.Task[None] | None = None
         self._retention: asyncio.Task[None] | None = None
         self._draining = False
+        self._given_telemetry = telemetry
+        self.telemetry = telemetry or Telemetry()
 
     async def start(self) -> None:
         """Connect, register, and begin to take shards.
@@ -104,6 +111,8 @@ class Runner:
 
     async def _start(self) -> None:
         settings = self.settings
+        if self._given_telemetry is None:
+            self.telemetry = Telemetry.detect()
         if settings.runner_storage == "memory" and not settings.sqlite:
             raise ConfigurationError(
                 "PERDURE_RUNNER_STORAGE=memory needs a SQLite database, whose file lock keeps a second process "
@@ -133,10 +142,13 @@ class Runner:
                 registry=self.app.registry,
                 settings=settings,
                 database=self._database,
+                telemetry=self.telemetry,
             )
         )
         await self._client.__aenter__()
         self._session = await self._begin_session()
+        here = weakref.ref(self)
+        publish(lambda: _scene(here()), self.telemetry.tally)
         self._supervisor = asyncio.create_task(self._supervise(), name="perdure runner")
         retention = Retention(self._store, self._database, settings, self._randomness)
         self._retention = asyncio.create_task(retention.run(), name="retention")
@@ -187,6 +199,7 @@ class Runner:
             randomness=self._randomness,
             port=self._with_port,
             factories=self._factories,
+            telemetry=self.telemetry,
         )
         await session.start()
         return session
@@ -259,6 +272,10 @@ class Runner:
             self._file_lock.release()
 
 
+def _scene(runner: Runner | None) -> Scene | None:
+    return None if runner is None or runner._session is None else runner._session.scene()
+
+
 class Session:
     """Everything that belongs to one runner id."""
 
@@ -274,6 +291,7 @@ class Session:
         randomness: Randomness,
         port: bool,
         factories: Factories,
+        telemetry: Telemetry,
     ) -> None:
         self._app = app
         self._settings = settings
@@ -283,6 +301,7 @@ class Session:
         self._clock = clock
         self._randomness = randomness
         self._factories = factories
+        self._telemetry = telemetry
         self.runner_id = randomness.bits63()
         self.replica_id = ""
         self.database_clock = DatabaseClock(clock)
@@ -318,6 +337,7 @@ class Session:
             may_write=self._may_write,
             declared_dead=self._declared_dead,
             threads=factories.threads(),
+            telemetry=telemetry,
         )
         self.ownership = Ownership(
             self.runner_id,
@@ -331,13 +351,18 @@ class Session:
 
     def _runner_port(self) -> RunnerPort:
         settings = self._settings
-        return RunnerPort(host=settings.runner_host, port=settings.runner_port, status=self.status)
+        return RunnerPort(
+            host=settings.runner_host,
+            port=settings.runner_port,
+            status=self.status,
+            metrics=lambda: exposition(self.scene()),
+        )
 
     async def start(self) -> None:
         settings = self._settings
         address = self._port.bind() if self._port is not None else f"{settings.runner_host}:0"
         port_number = int(address.rpartition(":")[2])
-        self.replica_id = settings.replica(port_number)
+        self.replica_id = self._telemetry.replica = settings.replica(port_number)
         facts = boot_facts(
             settings, self._store.capabilities, replica_id=self.replica_id, address=address
         )
@@ -453,14 +478,43 @@ class Session:
 
     def status(self) -> Mapping[str, object]:
         """What /status shows; called on the keeper's thread, so it only reads."""
-        state = self._state
+        state, tally, now = self._state, self._telemetry.tally, self.readings()
         return {
             "runner_id": self.runner_id,
             "replica_id": self.replica_id,
-            "runs_in_memory": self.engine.in_memory,
-            "slots_taken": self.engine.at_work,
-            "slots": self._settings.slots,
-            "shards": len(self.ownership.holds),
+            "runs_in_memory": now.runs_in_memory,
+            "slots_taken": now.slots_taken,
+            "slots": now.slots,
+            "shards": now.shards,
             "workflows": list(self._app.registry.names()),
             "trusted": state is not None and state.trusted(self._clock.monotonic()),
+            "loop_lag": round(now.loop_lag, 6),
+            "due_waiting": round(now.due_waiting, 6),
+            "clock_offset": round(now.clock_offset, 6),
+            "runs_ended": tally.finished,
+            "runs_started": sum(list(tally.started.values())),
+            "step_attempts": tally.attempts,
+            "step_attempts_failed": tally.attempts_failed,
+            "commits": tally.commit_seconds.count,
+            "fenced": tally.fenced,
+            "unknown_outcomes": tally.unknown,
         }
+
+    def readings(self) -> Readings:
+        """What stands here at this moment; from any thread."""
+        state, offset = self._state, 0.0
+        if state is not None:
+            offset = state.db_offset + self._clock.monotonic() - self._clock.now()
+        return Readings(
+            slots=self._settings.slots,
+            slots_taken=self.engine.at_work,
+            runs_in_memory=self.engine.in_memory,
+            shards=len(self.ownership.holds),
+            due_waiting=self.engine.due_waiting,
+            loop_lag=self._keeper.loop_lag if self._keeper is not None else 0.0,
+            clock_offset=offset,
+        )
+
+    def scene(self) -> Scene:
+        """What metrics are read from; from any thread."""
+        return Scene(self._telemetry.tally, self.readings())

@@ -182,6 +182,11 @@ class _KeeperThread(ABC):
             watch.ping()
             await asyncio.sleep(self._config.look)
 
+    @property
+    def loop_lag(self) -> float:
+        """Seconds the main loop last took to answer; 0.0 where it is not watched."""
+        return 0.0 if self._watch is None else self._watch.delay()
+
     def unready(self) -> str | None:
         """Why /readyz answers 503, None when it answers 200."""
         state = self._state

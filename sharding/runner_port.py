@@ -3,6 +3,7 @@
 /livez    200 as long as the keeper's loop runs: a restart would not cure anything else
 /readyz   200 while the lease is trusted and the main loop answers, else 503 and the reason in one line
 /status   what the runner says of itself, as JSON
+/metrics  its numbers in Prometheus' text form, where it is given any
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class LoopWatch:
         self._loop = loop
         self._clock = clock
         self._asked_at: float | None = None
+        self._last = 0.0
 
     def ping(self) -> None:
         """Ask the loop for an answer, unless one is still owed."""
@@ -47,8 +49,14 @@ class LoopWatch:
         asked_at = self._asked_at
         return 0.0 if asked_at is None else self._clock.monotonic() - asked_at
 
+    def delay(self) -> float:
+        """Seconds the last answer took, or has been owed for, whichever is longer."""
+        return max(self._last, self.lag())
+
     def _answer(self) -> None:
-        self._asked_at = None
+        asked_at, self._asked_at = self._asked_at, None
+        if asked_at is not None:
+            self._last = self._clock.monotonic() - asked_at
 
 
 class RunnerPort:
@@ -60,14 +68,17 @@ class RunnerPort:
         host: str,
         port: int,
         status: Callable[[], Mapping[str, object]],
+        metrics: Callable[[], str] | None = None,
         advertise: str | None = None,
     ) -> None:
         """host: the address to listen on. port: 0 takes any free one. advertise: the host others reach it by,
-        default the same. status: what /status shows; called on the keeper's thread, so it reads snapshots only."""
+        default the same. status, metrics: what /status and /metrics show; called on the keeper's thread, so they read
+        snapshots only."""
         self._host = host
         self._port = port
         self._advertise = advertise or host
         self._status = status
+        self._metrics = metrics
         self._socket: socket.socket | None = None
         self._server: uvicorn.Server | None = None
 
@@ -168,10 +179,16 @@ class RunnerPort:
                 return PlainTextResponse(f"status failed: {error!r}\n", status_code=500)
             return Response(text, media_type="application/json")
 
+        async def metrics(request: Request) -> Response:
+            if self._metrics is None:
+                return PlainTextResponse("no metrics here\n", status_code=404)
+            return Response(self._metrics(), media_type="text/plain; version=0.0.4")
+
         return Starlette(
             routes=[
                 Route("/livez", livez),
                 Route("/readyz", readyz),
                 Route("/status", status),
+                Route("/metrics", metrics),
             ]
         )

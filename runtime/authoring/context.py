@@ -19,6 +19,7 @@ from perdure.runtime.authoring.errors import (
     SignalTimeoutError,
 )
 from perdure.runtime.authoring.names import check_signal_name, check_timer_name
+from perdure.runtime.authoring.run_log import RunLog
 from perdure.runtime.authoring.step import INPUT_LIMIT, StepTarget, copied, step_of
 from perdure.runtime.body import MessageWait, StepCall
 
@@ -30,6 +31,7 @@ class RunBody(Protocol):
     """What a context needs of the body it belongs to (see `perdure.runtime.body.Body`)."""
 
     cancelled: bool
+    replaying: bool
 
     def now(self) -> float: ...
 
@@ -68,13 +70,14 @@ class Context:
     run_id, workflow, version: what runs. source: who started it. attempt, parent_id, trace, tenant: see `RunFacts`.
     """
 
-    __slots__ = ("_body", "_facts", "_input_limit", "_random")
+    __slots__ = ("_body", "_facts", "_input_limit", "_log", "_random")
 
     def __init__(self, body: RunBody, facts: RunFacts, *, input_limit: int = INPUT_LIMIT) -> None:
         self._body = body
         self._facts = facts
         self._input_limit = input_limit
         self._random: Random | None = None
+        self._log: RunLog | None = None
 
     def __repr__(self) -> str:
         return f"<context of {self.workflow!r} run {self.run_id!r}>"
@@ -121,6 +124,13 @@ class Context:
     def cancelled(self) -> bool:
         """Whether the run has been asked to cancel, as far as the body has been told."""
         return self._body.cancelled
+
+    @property
+    def log(self) -> RunLog:
+        """Log lines of the body: each is written once, not again on a replay."""
+        if self._log is None:
+            self._log = RunLog(self._body, self._facts)
+        return self._log
 
     # -- steps
     # None, not Any, inside the coroutine types: with Any, mypy gives up on `asyncio.gather` of different results.

@@ -74,7 +74,7 @@ def dev(
     flags = {"app": app, "db": db, "runner_port": runner_port, **assigned(set)}
     defaults = {"db": f"sqlite:///{Path.cwd() / DEV_FILE}", "runner_port": 0}
     settings = _settings(flags, defaults)
-    configure_logs(format=settings.log_format, level=settings.log_level)
+    configure_logs(format=settings.log_format, level=settings.log_level, application=settings.app)
     file = database_file(settings.db)
     if file is not None and file.parent == Path.cwd() / DEV_FILE.parent:
         _private_folder(file.parent)
@@ -148,7 +148,7 @@ def serve(
     }
     _stop_with_parent(tied_to)
     settings = _settings(flags, {})
-    configure_logs(format=settings.log_format, level=settings.log_level)
+    configure_logs(format=settings.log_format, level=settings.log_level, application=settings.app)
     _serve(settings, migrate=migrate)
 
 

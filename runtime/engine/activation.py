@@ -27,6 +27,8 @@ from perdure.runtime.engine.decisions import (
 from perdure.runtime.engine.executor import RunningStep, StepExecutor
 from perdure.runtime.engine.pacing import Backoff
 from perdure.runtime.engine.slots import Slots
+from perdure.runtime.inspection import failure_summary
+from perdure.runtime.telemetry import Telemetry
 from perdure.storage.errors import DataRefused
 from perdure.storage.model import (
     ClaimedRun,
@@ -43,6 +45,8 @@ from perdure.storage.model import (
 )
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
     from perdure.runtime.authoring.context import Context
 
 log = structlog.get_logger("perdure.run")
@@ -64,6 +68,7 @@ class Surroundings:
     slots: Slots
     want_mail: Callable[[Activation], None]
     gone: Callable[[Activation, Departure], None]
+    telemetry: Telemetry
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +119,8 @@ class Activation:
         self.record_attempts = run.taken_over
         self._began: dict[str, float] = {}
         """When the first attempt of a step began whose failed attempts are entries."""
+        self.span: Span | None = None
+        """Of this run in this memory, where runs are traced."""
         self._hold_slot(True)
 
     # -- life
@@ -187,6 +194,7 @@ class Activation:
         if self.gone:
             return
         self.gone = True
+        self._trace_end("fenced" if lost_ownership else "dropped")
         self._silence(lost_ownership=lost_ownership)
         self._hold_slot(False)
 
@@ -393,9 +401,14 @@ class Activation:
             self._committed(write, refused=answer is Verdict.PARK_REFUSED)
         elif answer is Verdict.PARKED:
             assert isinstance(write.outcome, Park)
+            self.around.telemetry.tally.parked += 1
             self._depart(Departure(park=write.outcome, poked=self._poked))
         else:
             lost = answer is Verdict.FENCED
+            if lost:
+                self.around.telemetry.tally.fenced += 1
+            else:
+                self.around.telemetry.tally.reloaded += 1
             log.warning("run.fenced" if lost else "run.reload", run_id=self.run.run_id)
             self.drop(lost_ownership=lost)
             self.around.gone(self, Departure(reload=answer is Verdict.RELOAD))
@@ -411,6 +424,7 @@ class Activation:
             self.body.committed(write.entries[-1].seq)
         if isinstance(write.outcome, Park):
             assert refused, "a park that was not refused has left"
+            self.around.telemetry.tally.parks_refused += 1
             self._mail_is_stale = True
             self._park_at = self.around.now() + Backoff.delay(self._refusals, 0.5)
             self._refusals += 1
@@ -418,7 +432,16 @@ class Activation:
             self.around.want_mail(self)
         self._advance()
 
+    def _trace_end(self, outcome: str, error: str | None = None) -> None:
+        span, self.span = self.span, None
+        if span is not None:
+            self.around.telemetry.left(span, outcome, error)
+
     def _depart(self, departure: Departure) -> None:
+        if departure.finish is not None:
+            self._trace_end(departure.finish.status, failure_summary(departure.finish.error))
+        elif departure.park is not None:
+            self._trace_end(f"parked: {departure.park.reason}")
         self.drop(lost_ownership=False)
         self.around.gone(self, departure)
 

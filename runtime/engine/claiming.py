@@ -16,6 +16,7 @@ from perdure.runtime.dbclock import DatabaseClock
 from perdure.runtime.engine.due import DueTimes
 from perdure.runtime.engine.pacing import Backoff, Portion
 from perdure.runtime.engine.slots import Slots
+from perdure.runtime.telemetry import Telemetry
 from perdure.sharding.slots import shard_of
 from perdure.storage.clock import Randomness
 from perdure.storage.errors import (
@@ -65,6 +66,7 @@ class Claimer:
         declared_dead: Callable[[], None],
         scan: float,
         unknown_ends: float,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self._store = store
         self._runner_id = runner_id
@@ -81,6 +83,7 @@ class Claimer:
         self._declared_dead = declared_dead
         self._scan = scan
         self._unknown_ends = unknown_ends
+        self._telemetry = telemetry or Telemetry()
         self._portion = Portion(MOST_PER_CLAIM)
         self.due = DueTimes()
         self._hinted: dict[int, None] = {}
@@ -88,6 +91,7 @@ class Claimer:
         self._gained: set[int] = set()
         self._any_gained = asyncio.Event()
         self._wanted = asyncio.Event()
+        self._waiting_since: float | None = None
         self._resting = asyncio.Event()
         self._resting.set()
 
@@ -101,6 +105,8 @@ class Claimer:
                 self._hinted[shard] = None
         if self._hinted:
             self._wanted.set()
+            if self._waiting_since is None:
+                self._waiting_since = self._now()
 
     def hint_all(self) -> None:
         self._hinted.update(dict.fromkeys(self._holds()))
@@ -120,6 +126,12 @@ class Claimer:
     def slot_freed(self) -> None:
         if self._hinted or self._orphaned:
             self._wanted.set()
+
+    @property
+    def due_waiting(self) -> float:
+        """Seconds for which runs that may be due have been known of, and no claim could take them."""
+        since = self._waiting_since
+        return 0.0 if since is None else max(0.0, self._now() - since)
 
     @property
     def under_way(self) -> bool:
@@ -240,10 +252,11 @@ class Claimer:
             self._resting.set()
 
     async def _ask(self, request: ClaimRequest, asked: Sequence[int]) -> None:
-        sent = self._clock.mark()
+        sent, sent_ns = self._clock.mark(), self._telemetry.now()
         try:
             claims = await self._store.claim_runs(request)
         except UnknownOutcome as error:
+            self._telemetry.tally.unknown += 1
             log.warning("claim.unknown", error=str(error))
             self._portion.failed()
             self._ask_again(asked, orphans=True)
@@ -259,10 +272,12 @@ class Claimer:
             self._declared_dead()
         else:
             self._clock.observe(claims.db_now, sent)
+            self._telemetry.claimed(sent_ns, len(claims.runs))
             self._portion.worked()
             self._received(claims, asked, request)
 
     def _received(self, claims: Claims, asked: Sequence[int], request: ClaimRequest) -> None:
+        self._waiting_since = self._now() if claims.more or self._hinted else None
         for run in claims.runs:
             self.due.forget(run.run_id)
         self._taken(claims.runs)

@@ -14,6 +14,7 @@ import structlog
 
 from perdure.runtime.engine.group import GroupCommit
 from perdure.runtime.engine.pacing import Backoff
+from perdure.runtime.telemetry import Telemetry
 from perdure.storage.clock import Randomness
 from perdure.storage.errors import (
     ConflictError,
@@ -72,8 +73,10 @@ class Committer:
         *,
         may_write: Callable[[], Awaitable[None]],
         declared_dead: Callable[[], None],
+        telemetry: Telemetry | None = None,
     ) -> None:
         self._store = store
+        self._telemetry = telemetry or Telemetry()
         self._runner_id = runner_id
         self._randomness = randomness
         self._may_write = may_write
@@ -101,9 +104,11 @@ class Committer:
         backoff = Backoff(self._randomness)
         while True:
             await self._may_write()
+            sent = self._telemetry.now()
             try:
                 verdicts = await self._store.commit_writes(self._runner_id, batch_id, writes)
             except UnknownOutcome as error:
+                self._telemetry.tally.unknown += 1
                 log.warning("commit.unknown", runs=len(batch), error=str(error))
                 verdicts = await self._settle(batch_id, writes)
             except (DatabaseUnavailable, ConflictError) as error:
@@ -116,6 +121,7 @@ class Committer:
             except RunnerDeclaredDead:
                 self._die()
                 return
+            self._telemetry.committed(sent, len(batch))
             self._answer(batch, verdicts)
             return
 
@@ -153,6 +159,7 @@ class Committer:
 
     def _set_aside(self, submission: Submission) -> None:
         """Somebody holds one of its rows: the others have committed, this one is sent again a little later."""
+        self._telemetry.tally.set_aside += 1
         delay = Backoff.delay(submission.tries, self._randomness.fraction())
         submission.tries += 1
         loop = asyncio.get_running_loop()

@@ -7,10 +7,12 @@ enters bodies, and sees runs off when they finish or park.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
+from structlog.contextvars import bind_contextvars
 
 from perdure.runtime.authoring.context import Context, RunFacts
 from perdure.runtime.authoring.errors import WorkflowCrashLooped
@@ -27,6 +29,7 @@ from perdure.runtime.engine.slots import Slots
 from perdure.runtime.engine.threads import StepThreads
 from perdure.runtime.hints import HintBus
 from perdure.runtime.inspection import failure_summary
+from perdure.runtime.telemetry import Telemetry
 from perdure.sharding.slots import shard_of, slot_of
 from perdure.storage.clock import Randomness
 from perdure.storage.errors import StorageError
@@ -83,7 +86,9 @@ class Engine:
         may_write: Callable[[], Awaitable[None]],
         declared_dead: Callable[[], None],
         threads: StepThreads | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
+        self._telemetry = telemetry = telemetry or Telemetry()
         self._store = store
         self._registry = registry
         self._config = config
@@ -98,7 +103,12 @@ class Engine:
         self._early_wakes: set[str] = set()
         self._slots = Slots(config.slots, self._slot_freed)
         self._committer = Committer(
-            store, runner_id, randomness, may_write=may_write, declared_dead=declared_dead
+            store,
+            runner_id,
+            randomness,
+            may_write=may_write,
+            declared_dead=declared_dead,
+            telemetry=telemetry,
         )
         self._claimer = Claimer(
             store,
@@ -115,6 +125,7 @@ class Engine:
             declared_dead=declared_dead,
             scan=config.scan,
             unknown_ends=config.storage_deadline,
+            telemetry=telemetry,
         )
         self._mail = MailReader(store, randomness, self._runs.get)
         host = asyncio.get_running_loop()
@@ -129,6 +140,7 @@ class Engine:
                 park_after=config.park_after,
                 result_limit=config.step_result_limit,
                 may_start=may_write,
+                telemetry=telemetry,
                 threads=threads,
             ),
             result_limit=config.result_limit,
@@ -136,6 +148,7 @@ class Engine:
             slots=self._slots,
             want_mail=lambda activation: self._mail.poke(activation.run.run_id),
             gone=self._gone,
+            telemetry=telemetry,
         )
 
     # -- services
@@ -193,6 +206,11 @@ class Engine:
     @property
     def at_work(self) -> int:
         return self._slots.taken
+
+    @property
+    def due_waiting(self) -> float:
+        """Seconds for which due runs have been known of that could not be claimed."""
+        return self._claimer.due_waiting
 
     # -- claiming
     def _claimable(self) -> Mapping[int, ShardHold]:
@@ -281,7 +299,12 @@ class Engine:
             log.error("run.undecodable", run_id=run.run_id, workflow=run.workflow, error=str(error))
             activation.fail(error)
             return
-        activation.begin(definition, self._context_of, payload, journal, mailbox)
+        # A body keeps a copy of the context it is begun in: its log lines and steps know their run from there.
+        context = contextvars.copy_context()
+        context.run(bind_contextvars, run_id=run.run_id, workflow=run.workflow)
+        shard = shard_of(run.slot, self._config.shard_count)
+        activation.span = self._telemetry.entered(run, shard, len(journal), context)
+        context.run(activation.begin, definition, self._context_of, payload, journal, mailbox)
 
     def _crash_looped(self, activation: Activation) -> None:
         run = activation.run
@@ -302,6 +325,7 @@ class Engine:
                 if shard in self._vacating:
                     self._vacating[shard].set()
         if departure.finish is not None:
+            self._telemetry.tally.end(run.workflow, departure.finish.status, self._now())
             _tell_end(run, departure.finish)
             hints = [Hint(HintKind.DONE, run.run_id, run.slot)]
             if departure.finish.parent_id is not None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import structlog
+from structlog.contextvars import bind_contextvars
 
 from perdure.runtime.authoring.current import StepInfo, entering_step
 from perdure.runtime.authoring.errors import StepTimeoutError
@@ -23,6 +24,7 @@ from perdure.runtime.authoring.step import StepDefinition, StepTarget
 from perdure.runtime.body import StepCall
 from perdure.runtime.engine.threads import DaemonThreads, StepThreads
 from perdure.runtime.inspection import failure_summary
+from perdure.runtime.telemetry import Telemetry
 from perdure.storage.clock import Randomness
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ class StepExecutor:
         result_limit: int,
         may_start: Callable[[], Awaitable[None]],
         threads: StepThreads | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self._may_start = may_start
         self._result_limit = result_limit
@@ -75,6 +78,10 @@ class StepExecutor:
         self._randomness = randomness
         self._park_after = park_after
         self._threads = threads or DaemonThreads()
+        telemetry = telemetry or Telemetry()
+        self._tally = telemetry.tally
+        self._tracing = telemetry.tracing
+        self._try = self._attempt if telemetry.tracing is None else self._traced_attempt
 
     def start(
         self,
@@ -110,11 +117,16 @@ class StepExecutor:
         self, run: Activation, step: RunningStep, target: StepTarget, began_at: float | None
     ) -> None:
         definition, info = target.definition, step.info
+        # This task's context is the step's own: what is bound here stays with its log lines, in threads too.
+        bind_contextvars(step=info.name, attempt=info.attempt)
         await self._may_start()
         started_at = self._now()
         began_at = started_at if began_at is None else began_at
         while True:
-            output, error = await self._attempt(target, step)
+            output, error = await self._try(target, step)
+            self._tally.attempts += 1
+            if error is not None:
+                self._tally.attempts_failed += 1
             if not step.wanted:
                 return
             if error is None:
@@ -132,6 +144,7 @@ class StepExecutor:
             if not await _rested(step, delay):
                 return
             info.attempt += 1
+            bind_contextvars(attempt=info.attempt)
             await self._may_start()
 
     def _delay(
@@ -167,6 +180,15 @@ class StepExecutor:
             return definition.encode_output(value, limit=self._result_limit), None
         except BaseException as error:
             return None, error
+
+    async def _traced_attempt(
+        self, target: StepTarget, step: RunningStep
+    ) -> tuple[str | None, BaseException | None]:
+        assert self._tracing is not None
+        begun = self._tracing.step(step.info)
+        output, error = await self._attempt(target, step)
+        self._tracing.end_step(begun, error)
+        return output, error
 
     async def _call(self, definition: StepDefinition[Any, Any], target: StepTarget) -> Any:
         if definition.timeout is None:

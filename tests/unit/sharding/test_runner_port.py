@@ -35,11 +35,23 @@ async def test_probes_and_status():
         status = (await get(port, "/status")).json()
         assert status == {"slot": slot_of("a"), "odd": "{1}"}
         assert (await get(port, "/else")).status_code == 404
+        assert (await get(port, "/metrics")).status_code == 404
     finally:
         await port.close()
     with pytest.raises(httpx.ConnectError):
         await get(port, "/livez")
     await port.close()
+
+
+async def test_metrics_are_served_as_prometheus_reads_them():
+    port = RunnerPort(host="127.0.0.1", port=0, status=dict, metrics=lambda: "runs_total 3\n")
+    await port.serve(lambda: None)
+    try:
+        answer = await get(port, "/metrics")
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+        assert answer.text == "runs_total 3\n"
+    finally:
+        await port.close()
 
 
 async def test_a_status_that_fails_is_an_answer_too():

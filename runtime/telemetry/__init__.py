@@ -1,0 +1,93 @@
+"""Seeing what happens: counts that are always kept, and OpenTelemetry where the application has set it up.
+
+tally          plain numbers of one process, bumped on the hot path: no lock, no object
+instruments    what each number is called, for OpenTelemetry's metrics and for /metrics
+tracing        spans of starts, runs, steps and batches; made only where a tracer provider is set up
+"""
+
+from __future__ import annotations
+
+import contextvars
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from perdure.runtime.telemetry.tally import Tally
+from perdure.storage.model import ClaimedRun
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+    from perdure.runtime.telemetry.tracing import Tracing
+
+__all__ = ["Tally", "Telemetry"]
+
+
+@dataclass(slots=True)
+class Telemetry:
+    """What one process counts and traces. tracing: None where no OpenTelemetry SDK is set up; then no span is made.
+
+    replica: the pod's name, known once its port is bound; spans of runs carry it.
+    """
+
+    tally: Tally = field(default_factory=Tally)
+    tracing: Tracing | None = None
+    replica: str = ""
+
+    @classmethod
+    def detect(cls) -> Telemetry:
+        """With spans if a tracer provider is set up now: an application does that before its pod or client starts."""
+        # Without an import of ours: whoever has set up a provider has imported the API.
+        if "opentelemetry.trace" not in sys.modules:
+            return cls()
+        from perdure.runtime.telemetry.tracing import Tracing
+
+        return cls(tracing=Tracing.detect())
+
+    # -- batches: once a statement, so that they may do more than count
+    @staticmethod
+    def now() -> int:
+        """Nanoseconds of this machine's clock, as spans and durations take them."""
+        return time.time_ns()
+
+    def committed(self, sent: int, runs: int) -> None:
+        """A commit of so many runs' writes was answered. sent: `now` before it."""
+        self.tally.commit_seconds.add((self.now() - sent) / 1e9)
+        self.tally.commit_runs.add(runs)
+        if self.tracing is not None:
+            self.tracing.batch("commit", sent, rows=runs)
+
+    def claimed(self, sent: int, runs: int) -> None:
+        """A claim was answered. One that brought nothing is counted and not traced."""
+        self.tally.claims += 1
+        self.tally.claimed += runs
+        self.tally.claim_seconds.add((self.now() - sent) / 1e9)
+        if runs and self.tracing is not None:
+            self.tracing.batch("claim", sent, rows=runs)
+
+    # -- runs in memory
+    def entered(
+        self, run: ClaimedRun, shard: int, replayed: int, context: contextvars.Context
+    ) -> Span | None:
+        """A body is about to be begun in ``context``, with so many entries to replay."""
+        self.tally.entered += 1
+        self.tally.replayed += replayed
+        if self.tracing is None:
+            return None
+        attributes: dict[str, str | int] = {
+            "perdure.run_id": run.run_id,
+            "perdure.workflow": run.workflow,
+            "perdure.version": run.version,
+            "perdure.runner": self.replica,
+            "perdure.shard": shard,
+            "perdure.replayed": replayed,
+        }
+        span = self.tracing.run(run.workflow, attributes, run.trace)
+        self.tracing.inside(span, context)
+        return span
+
+    def left(self, span: Span, outcome: str, error: str | None = None) -> None:
+        """The run of that span is not in memory any more."""
+        assert self.tracing is not None
+        self.tracing.end_run(span, outcome, error)

@@ -1,0 +1,150 @@
+"""OpenTelemetry spans: one trace from the starter through every step on every pod.
+
+    start orders.fulfil      where the client is; its traceparent is stored with the run
+      run orders.fulfil      each time the run is in a pod's memory, on whatever pod
+        step charge          each attempt; what the step's own code traces lies below it, also in threads
+    commit, claim            one span a batch, each in a trace of its own: it serves many runs
+
+A replay makes no step spans: those steps are not executed. Instances exist only where a tracer provider is set up.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import structlog
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+if TYPE_CHECKING:
+    from perdure.runtime.authoring.current import StepInfo
+
+_TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+_NOWHERE = Context()
+"""Batches belong to no run's trace."""
+_OFF = (trace.ProxyTracerProvider, trace.NoOpTracerProvider)
+
+Token = contextvars.Token[Context]
+Attributes = Mapping[str, str | int | float | bool]
+
+
+class Tracing:
+    """Makes the spans of one process."""
+
+    def __init__(self, provider: trace.TracerProvider) -> None:
+        self._tracer = provider.get_tracer("perdure")
+
+    @classmethod
+    def detect(cls) -> Tracing | None:
+        """None while no provider is set up: the API's stand-in would make spans that nobody sees."""
+        provider = trace.get_tracer_provider()
+        return None if isinstance(provider, _OFF) else cls(provider)
+
+    # -- starts
+    def start(self, workflow: str, run_id: str) -> Span:
+        """Of a start, below whatever its caller traces. Ended by `started` or `failed`."""
+        attributes = {"perdure.workflow": workflow, "perdure.run_id": run_id}
+        return self._tracer.start_span(
+            f"start {workflow}", kind=SpanKind.PRODUCER, attributes=attributes
+        )
+
+    @staticmethod
+    def traceparent(span: Span) -> str:
+        """The span as others continue it, in W3C form."""
+        own = span.get_span_context()
+        return f"00-{own.trace_id:032x}-{own.span_id:016x}-{own.trace_flags:02x}"
+
+    @staticmethod
+    def started(span: Span, status: str) -> None:
+        """status: of the handle, "running" or "replayed"."""
+        span.set_attribute("perdure.status", status)
+        span.end()
+
+    # -- runs
+    def run(self, workflow: str, attributes: Attributes, traceparent: str | None) -> Span:
+        """Of a run in memory, on the trace its start has stored; without one in a trace of its own."""
+        return self._tracer.start_span(
+            f"run {workflow}",
+            context=remote_context(traceparent),
+            kind=SpanKind.CONSUMER,
+            attributes=attributes,
+        )
+
+    @staticmethod
+    def inside(span: Span, context: contextvars.Context) -> None:
+        """Make the span the current one of a context that nobody else uses, and of the log lines there."""
+        context.run(otel_context.attach, trace.set_span_in_context(span, _NOWHERE))
+        context.run(structlog.contextvars.bind_contextvars, **ids(span.get_span_context()))
+
+    @staticmethod
+    def end_run(span: Span, outcome: str, error: str | None) -> None:
+        """outcome: the final status, "parked", or why it left memory otherwise."""
+        span.set_attribute("perdure.outcome", str(outcome))
+        if error is not None:
+            span.set_status(Status(StatusCode.ERROR, error))
+        span.end()
+
+    # -- steps
+    def step(self, info: StepInfo) -> tuple[Span, Token]:
+        """Of one attempt, made the current span of the task that calls this, and of the log lines there."""
+        attributes: dict[str, str | int] = {
+            "perdure.run_id": info.run_id,
+            "perdure.step_key": info.key,
+            "perdure.attempt": info.attempt,
+        }
+        span = self._tracer.start_span(f"step {info.name}", attributes=attributes)
+        structlog.contextvars.bind_contextvars(**ids(span.get_span_context()))
+        return span, otel_context.attach(trace.set_span_in_context(span))
+
+    @staticmethod
+    def end_step(begun: tuple[Span, Token], error: BaseException | None) -> None:
+        """In the task that began it: the next attempt's span does not lie below this one."""
+        span, token = begun
+        otel_context.detach(token)
+        if error is None:
+            span.end()
+        else:
+            Tracing.failed(span, error)
+
+    # -- batches
+    def batch(self, name: str, began: int, *, rows: int, lane: str = "") -> None:
+        """One statement that served ``rows`` runs and was answered now. began: `Telemetry.now` before it was sent."""
+        attributes: dict[str, str | int] = {"perdure.rows": rows}
+        if lane:
+            attributes["perdure.lane"] = lane
+        span = self._tracer.start_span(
+            name, context=_NOWHERE, kind=SpanKind.CLIENT, attributes=attributes, start_time=began
+        )
+        span.end()
+
+    @staticmethod
+    def failed(span: Span, error: BaseException) -> None:
+        """End a span with the error it ran into."""
+        if span.is_recording():
+            span.record_exception(error)
+            span.set_status(Status(StatusCode.ERROR, type(error).__name__))
+        span.end()
+
+
+def remote_context(traceparent: str | None) -> Context:
+    """Where a stored traceparent leads; nowhere if it is none (a start may say any text)."""
+    found = _TRACEPARENT.fullmatch(traceparent or "")
+    if found is None:
+        return _NOWHERE
+    parent = SpanContext(
+        trace_id=int(found[1], 16),
+        span_id=int(found[2], 16),
+        is_remote=True,
+        trace_flags=TraceFlags(int(found[3], 16)),
+    )
+    return trace.set_span_in_context(trace.NonRecordingSpan(parent), _NOWHERE)
+
+
+def ids(span: SpanContext) -> dict[str, str]:
+    """trace_id and span_id as log lines carry them."""
+    return {"trace_id": f"{span.trace_id:032x}", "span_id": f"{span.span_id:016x}"}
