@@ -215,7 +215,7 @@ class Client:
             await self._parts.store.open()
             await self._parts.bus.open()
         self._loop = asyncio.get_running_loop()
-        self._telemetry = self._parts.telemetry or Telemetry.detect()
+        self._telemetry = self._parts.telemetry or Telemetry.detect(self._parts.clock)
         self._services = asyncio.create_task(self._serve(), name="perdure client")
         return self
 

@@ -112,7 +112,7 @@ class Runner:
     async def _start(self) -> None:
         settings = self.settings
         if self._given_telemetry is None:
-            self.telemetry = Telemetry.detect()
+            self.telemetry = Telemetry.detect(self._clock)
         if settings.runner_storage == "memory" and not settings.sqlite:
             raise ConfigurationError(
                 "PERDURE_RUNNER_STORAGE=memory needs a SQLite database, whose file lock keeps a second process "

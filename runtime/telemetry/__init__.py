@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextvars
 import sys
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from perdure.runtime.telemetry.tally import Tally
+from perdure.storage.clock import Clock, SystemClock
 from perdure.storage.model import ClaimedRun
 
 if TYPE_CHECKING:
@@ -34,22 +34,22 @@ class Telemetry:
     tally: Tally = field(default_factory=Tally)
     tracing: Tracing | None = None
     replica: str = ""
+    clock: Clock = field(default_factory=SystemClock)
 
     @classmethod
-    def detect(cls) -> Telemetry:
+    def detect(cls, clock: Clock) -> Telemetry:
         """With spans if a tracer provider is set up now: an application does that before its pod or client starts."""
         # Without an import of ours: whoever has set up a provider has imported the API.
         if "opentelemetry.trace" not in sys.modules:
-            return cls()
+            return cls(clock=clock)
         from perdure.runtime.telemetry.tracing import Tracing
 
-        return cls(tracing=Tracing.detect())
+        return cls(tracing=Tracing.detect(), clock=clock)
 
     # -- batches: once a statement, so that they may do more than count
-    @staticmethod
-    def now() -> int:
-        """Nanoseconds of this machine's clock, as spans and durations take them."""
-        return time.time_ns()
+    def now(self) -> int:
+        """Nanoseconds of this machine's clock, as spans take them."""
+        return int(self.clock.now() * 1e9)
 
     def committed(self, sent: int, runs: int) -> None:
         """A commit of so many runs' writes was answered. sent: `now` before it."""

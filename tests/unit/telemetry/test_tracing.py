@@ -21,6 +21,7 @@ from perdure.runtime.runner import Runner
 from perdure.runtime.settings import Settings
 from perdure.runtime.telemetry import Telemetry
 from perdure.runtime.telemetry.tracing import Tracing, remote_context
+from perdure.storage.clock import SystemClock
 
 pytestmark = pytest.mark.req("DB7", "WF15")
 
@@ -173,7 +174,7 @@ async def test_without_a_provider_no_span_is_made(
 
     for tracer in (trace.ProxyTracer, trace.NoOpTracer):
         monkeypatch.setattr(tracer, "start_span", forbidden)
-    assert Telemetry.detect().tracing is None
+    assert Telemetry.detect(SystemClock()).tracing is None
     gc.collect()
     before = sum(isinstance(each, trace.Span) for each in gc.get_objects())
     async with running() as runner:
