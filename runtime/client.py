@@ -78,6 +78,9 @@ from perdure.storage.model import (
 In = TypeVar("In")
 Out = TypeVar("Out")
 
+UNLIMITED = 1 << 53
+"""Of a mailbox: an operator is heard also when it is full."""
+
 KEEP: Any = object()
 """Default of `Client.retry`'s payload: the original one."""
 
@@ -135,6 +138,12 @@ class Handle(Generic[Out]):
 
     async def cancel(self, reason: str | None = None) -> None:
         await self._client.cancel(self.run_id, reason)
+
+    async def suspend(self, reason: str | None = None) -> None:
+        await self._client.suspend(self.run_id, reason)
+
+    async def resume(self) -> None:
+        await self._client.resume(self.run_id)
 
     def __repr__(self) -> str:
         return f"Handle(run_id={self.run_id!r}, status={self.status!r})"
@@ -467,7 +476,8 @@ class Client:
         """What a run waits for, who holds it, and what would move it. Raises `RunNotFound`."""
         record = await self._existing(run_id)
         topology, _ = await self._topology()
-        return explain(record, topology, self._parts.settings.shards)
+        events = await self._store.read_events(run_id) if record.hold is not None else ()
+        return explain(record, topology, self._parts.settings.shards, events)
 
     async def cluster(self) -> ClusterStatus:
         """Runners, shards and runs in flight, from the database alone."""
@@ -534,7 +544,7 @@ class Client:
             return
         message = Message(run_id, "cancel", MessageKind.CANCEL, body=reason)
         try:
-            outcome = await self._send(message)
+            outcome = await self._send(message, limit=UNLIMITED)
         except UnknownOutcome:
             if (await self._existing(run_id)).status is not RunStatus.CANCELLED:
                 raise
@@ -545,20 +555,55 @@ class Client:
                 return
         self._check_sent(outcome, run_id, "cancel")
 
+    async def suspend(self, run_id: str, reason: str | None = None) -> None:
+        """Put a run on hold: it runs no code until `resume`, and its mailbox goes on collecting. ``reason`` is for
+        people (`why`, the timeline).
+
+        A run nobody has in memory is on hold at once. One that is being executed starts no more steps, and is on hold
+        as soon as those that run have ended. One that is on hold already stays as it is. Raises `RunNotFound`,
+        `RunEnded`.
+        """
+        check_known_id(run_id)
+        check_label("the reason of a suspend,", reason)
+        batch_id = self._parts.randomness.bits63()
+
+        async def hold() -> bool:
+            return await self._repeated().answer(
+                lambda: self._store.hold_run(run_id, batch_id=batch_id, reason=reason)
+            )
+
+        if await hold():
+            return
+        asked = Message(run_id, f"suspend:{batch_id:x}", MessageKind.SUSPEND, body=reason)
+        try:
+            outcome = await self._send(asked, limit=UNLIMITED)
+        except UnknownOutcome:
+            if not (await self._existing(run_id)).status.final:
+                raise
+            raise RunEnded(run_id, "suspend") from None
+        self._check_sent(outcome, run_id, "suspend")
+        await hold()  # it may have left memory before the message came
+
     async def resume(self, run_id: str) -> None:
-        """Let a run on hold (crash loop, nondeterminism, operator) go on, with a new crash budget.
+        """Let a run on hold (crash loop, nondeterminism, operator) go on, with a new crash budget, due now; or take a
+        suspend back that has not come about yet.
 
         Raises `RunNotFound`; `WrongStatus` when it is not on hold.
         """
         check_known_id(run_id)
         batch_id = self._parts.randomness.bits63()
-        released = await self._repeated().answer(
-            lambda: self._store.release_hold(run_id, batch_id=batch_id)
-        )
-        if not released:
+        write = self._repeated()
+        while not await write.answer(lambda: self._store.release_hold(run_id, batch_id=batch_id)):
             record = await self._existing(run_id)
+            if record.hold is not None:  # since a moment ago
+                continue
+            if write.lost is not None and not record.status.final:
+                break  # an earlier send has taken the suspend back
             raise WrongStatus(run_id, "resume", record.status, "only a run on hold can be resumed")
-        self._parts.bus.publish([Hint(HintKind.START, run_id, slot_of(run_id))])
+        slot = slot_of(run_id)
+        self._parts.bus.publish(
+            [Hint(HintKind.START, run_id, slot), Hint(HintKind.WAKE, run_id, slot)]
+        )
 
     async def retry(self, run_id: str, payload: Any = KEEP) -> Handle[Any]:
         """A fresh run, with a new id, of a failed or cancelled one; ``payload`` replaces the original.
@@ -601,16 +646,13 @@ class Client:
         parts = self._parts
         return Repeated(parts.clock, parts.randomness, patience=2 * parts.settings.storage_deadline)
 
-    async def _send(self, message: Message) -> SendOutcome:
+    async def _send(self, message: Message, *, limit: int | None = None) -> SendOutcome:
         """Waits for the run's wake row (bounded by the store); an unknown outcome is settled by the message id.
 
         Raises `UnknownOutcome` also when an answer was lost and the run, with its mailbox, is gone by the next try."""
         write = self._repeated()
-        outcome = await write.answer(
-            lambda: self._store.send_message(
-                message, mailbox_limit=self._parts.settings.mailbox_limit
-            )
-        )
+        most = self._parts.settings.mailbox_limit if limit is None else limit
+        outcome = await write.answer(lambda: self._store.send_message(message, mailbox_limit=most))
         gone = outcome.status in (SendStatus.ENDED, SendStatus.UNKNOWN_RUN)
         if gone and write.lost is not None:
             raise UnknownOutcome(

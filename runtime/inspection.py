@@ -14,6 +14,7 @@ from perdure.storage.model import (
     Entry,
     Meta,
     Reason,
+    RunEvent,
     RunnerRow,
     RunRecord,
     RunStatus,
@@ -90,8 +91,10 @@ def step_views(entries: Sequence[Entry]) -> Sequence[StepView]:
     ]
 
 
-def explain(record: RunRecord, topology: Topology, shard_count: int) -> Why:
-    """What a run waits for, who holds it, and what would move it."""
+def explain(
+    record: RunRecord, topology: Topology, shard_count: int, events: Sequence[RunEvent] = ()
+) -> Why:
+    """What a run waits for, who holds it, and what would move it. events: its timeline, if it is on hold."""
     count = len(topology.shards) or shard_count
     shard_id = shard_of(record.slot, count)
     runners = {runner.runner_id: runner for runner in topology.runners}
@@ -106,6 +109,8 @@ def explain(record: RunRecord, topology: Topology, shard_count: int) -> Why:
         facts["claimed by"] = _named(holder, topology.db_now)
     if record.wake_at is not None:
         facts["due"] = _instant(record.wake_at)
+    if said := _hold_said(record, events):
+        facts["said"] = said
     if record.unread:
         facts["unread messages"] = str(record.unread)
     if record.reclaim_count:
@@ -119,6 +124,21 @@ def explain(record: RunRecord, topology: Topology, shard_count: int) -> Why:
         holder=holder.replica_id if holder is not None else None,
         facts=facts,
     )
+
+
+HOLD_EVENTS = {
+    Reason.OPERATOR: "run-suspended",
+    Reason.CRASH_LOOP: "run-crashlooped",
+    Reason.NONDETERMINISM: "nondeterminism-suspected",
+}
+
+
+def _hold_said(record: RunRecord, events: Sequence[RunEvent]) -> str | None:
+    """What was said when the run was put on hold."""
+    if record.hold is None:
+        return None
+    told = [event.detail for event in events if event.type == HOLD_EVENTS.get(Reason(record.hold))]
+    return told[-1] if told else None
 
 
 def _summary(

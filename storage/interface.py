@@ -111,10 +111,18 @@ class RunStore(ABC):
         True again for the same batch_id, so that an unknown outcome is settled by calling again."""
 
     @abstractmethod
-    async def release_hold(self, run_id: str, *, batch_id: int) -> bool:
-        """An operator's resume of a held run nobody has: hold gone, crash count 0, due now. False: not on hold.
+    async def hold_run(self, run_id: str, *, batch_id: int, reason: str | None) -> bool:
+        """An operator's suspend of a run nobody has: on hold at once, not due, its mailbox goes on collecting.
 
-        True again for the same batch_id."""
+        True: it is on hold, by this or before (whatever for); again for the same batch_id. False: somebody has it (send
+        a `SUSPEND` message), it has ended, or there is no such run. reason: for the timeline."""
+
+    @abstractmethod
+    async def release_hold(self, run_id: str, *, batch_id: int) -> bool:
+        """An operator's resume of a held run nobody has: hold gone, crash count 0, due now. Of a run not yet on hold:
+        its unread `SUSPEND` messages are taken back. False: there was neither.
+
+        True again for the same batch_id, but for what was taken back."""
 
     # -- the runner's hot path
     @abstractmethod

@@ -51,6 +51,11 @@ class Reason(StrEnum):
     def hold(self) -> bool:
         return self in (Reason.OPERATOR, Reason.FAILURE, Reason.CRASH_LOOP, Reason.NONDETERMINISM)
 
+    @property
+    def forced(self) -> bool:
+        """A hold that no message refuses. An operator's yields to mail: the suspend may have been taken back."""
+        return self.hold and self is not Reason.OPERATOR
+
 
 class EntryKind(StrEnum):
     """What an entry of the journal records."""
@@ -74,6 +79,8 @@ class MessageKind(StrEnum):
     CANCEL = "cancel"
     CHILD = "child"
     UPDATE = "update"
+    SUSPEND = "suspend"
+    """An operator wants the run on hold. Unread until `release_hold` takes it back or the run ends."""
     UNKNOWN = "unknown"
     """Read only: a message of a later release. It is left in its mailbox for code that knows it (R16)."""
 
@@ -262,7 +269,7 @@ class Mailbox:
 class Park:
     """Leave memory until ``wake_at`` (None: only a message wakes it), unless a message arrived after ``seen``.
 
-    A reason that is a hold keeps wake_at NULL until an operator acts; it is never refused.
+    A reason that is a hold keeps wake_at NULL until an operator acts; a forced one is never refused.
     """
 
     wake_at: float | None

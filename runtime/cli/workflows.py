@@ -263,9 +263,33 @@ def retry(
     _with_client(settings, work, workflows=() if payload is None else _definitions(settings))
 
 
+@commands.command("suspend")
+def suspend(
+    run: Run,
+    reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Kept with the run.")] = None,
+    db: Db = None,
+    schema: Schema = None,
+) -> None:
+    """Put a run on hold: it runs no code until it is resumed; signals go on being kept for it."""
+
+    async def work(client: Client) -> None:
+        await client.suspend(run, reason)
+        info = await _get(client, run)
+        if info.record.hold is not None:
+            say(f"run {run} is on hold ({info.record.hold})")
+        elif info.status.final:
+            say(f"run {run} has ended meanwhile: {info.status}")
+        else:
+            say(
+                f"run {run} starts no more steps and is on hold as soon as those that run have ended"
+            )
+
+    _with_client(client_settings(db, schema), work)
+
+
 @commands.command("resume")
 def resume(run: Run, db: Db = None, schema: Schema = None) -> None:
-    """Let a run on hold go on."""
+    """Let a run on hold go on, or take a suspend back."""
 
     async def work(client: Client) -> None:
         await client.resume(run)

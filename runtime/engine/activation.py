@@ -36,6 +36,7 @@ from perdure.storage.model import (
     EntryKind,
     Finish,
     Mailbox,
+    Message,
     MessageKind,
     Park,
     Reason,
@@ -108,6 +109,9 @@ class Activation:
         self._quiet_since = around.now()
         self._look_again: asyncio.TimerHandle | None = None
         self._cancel_reason: str | None = None
+        self._suspends: Sequence[Message] = ()
+        """What asks for a hold and was not taken back, as of the last read of the mailbox."""
+        self._suspends_told: set[str] = set()
         self._unstorable = False
         self._mail_is_stale = False
         self._refusals = 0
@@ -155,6 +159,11 @@ class Activation:
         known = [read for read in (mailbox, self._early_mail) if read is not None]
         if known:
             self.mail(max(known, key=lambda read: read.wake_seq))
+        if self._suspends:
+            self.body.unwind()  # it is not even entered
+            self.body = None
+            self._send(self._held())
+            return
         if self.leaving:
             self.body.hold_starts(True)
         self.body.begin()
@@ -175,7 +184,27 @@ class Activation:
         for message in mailbox.messages:
             if message.kind is MessageKind.CANCEL and self._cancel_reason is None:
                 self._cancel_reason = message.body
+        self._hear_operator([m for m in mailbox.messages if m.kind is MessageKind.SUSPEND])
         self.body.mail(mailbox.messages, mailbox.db_now)
+
+    def _hear_operator(self, suspends: Sequence[Message]) -> None:
+        """Asked for a hold, it starts no more steps and is held as soon as none is running; an idle one as it stands,
+        before it hears of anything else. It goes on if the operator thought better of it."""
+        assert self.body is not None
+        if bool(suspends) != bool(self._suspends):
+            self.body.hold_starts(self.leaving or bool(suspends))
+        self._suspends = suspends
+        if suspends:
+            self.record_attempts = True
+            self._advance()
+
+    def _held(self) -> Park:
+        """The hold an operator asked for. Its message stays unread until the resume, which takes it back."""
+        for message in self._suspends:
+            if message.message_id not in self._suspends_told:
+                self._suspends_told.add(message.message_id)
+                self._events.append(RunEvent("run-suspended", self.around.now(), message.body))
+        return hold_of(Reason.OPERATOR, self.seen)
 
     def poked(self) -> None:
         """Somebody says that there is mail. A park under way may be committed already, so that no read of the mailbox
@@ -321,6 +350,8 @@ class Activation:
         idle = self.body.idle()
         if idle is None or self.steps or self._mail_is_stale:
             return None
+        if self._suspends:
+            return self._held() if self._may_park_again() else None
         decision = park_decision(
             idle,
             now=self.around.now(),
@@ -333,10 +364,16 @@ class Activation:
             return None
         if decision is None:
             return None
-        if self._refusals and self.around.now() < self._park_at:
-            self._schedule_look(self._park_at)
+        if not self._may_park_again():
             return None
         return Park(decision.wake_at, self.seen, decision.reason)
+
+    def _may_park_again(self) -> bool:
+        """Not right after a refusal without news."""
+        if self._refusals and self.around.now() < self._park_at:
+            self._schedule_look(self._park_at)
+            return False
+        return True
 
     def _schedule_look(self, at: float) -> None:
         if self._look_again is not None:
@@ -419,6 +456,11 @@ class Activation:
             return
         self._revision += 1
         if self.body is None:
+            if (
+                refused
+            ):  # the operator may have thought better: claim it anew, and read its mailbox anew
+                self.drop(lost_ownership=False)
+                self.around.gone(self, Departure(reload=True))
             return
         if write.entries:
             self.body.committed(write.entries[-1].seq)

@@ -98,7 +98,7 @@ def _member(write: RunWrite) -> tuple[object, ...]:
             return (*fence, *([None] * 11))
         case Park(wake_at=wake_at, seen=seen, reason=reason):
             due = None if reason.hold else wake_at
-            return (*fence, "park", due, seen, reason.value, reason.hold, *([None] * 6))
+            return (*fence, "park", due, seen, reason.value, reason.forced, *([None] * 6))
         case Finish() as end:
             told = (
                 end.status.value,

@@ -7,7 +7,7 @@
 -- look-ups without a lock.)
 --   $1 me  $2 batch
 --   members, sorted by run_id: $3 run  $4 claim  $5 revision  $6 seq of its first entry or null  $7 number of entries
---     $8 null, 'park' or 'finish'  $9 park: wake_at  $10 park: seen  $11 reason  $12 park: is a hold
+--     $8 null, 'park' or 'finish'  $9 park: wake_at  $10 park: seen  $11 reason  $12 park: is a hold that nothing refuses
 --     $13 finish: status  $14 result  $15 error  $16 error_type  $17 error_message  $18 parent
 --   entries: $19 run  $20 seq  $21 key  $22 kind  $23 attempt  $24 status  $25 input hash  $26 input  $27 output  $28 error
 --     $29 at  $30 started_at  $31 format
@@ -50,7 +50,7 @@ with batch as materialized (
     from ok where theirs and parent_id not in (select run_id from ok where outcome = 'finish')
 ), bumped as materialized (
   select run_id, count(*) as n from note group by run_id
-), done as materialized (  -- a park is refused if a message came after `seen` or its wake row is locked; a hold never is
+), done as materialized (  -- a park is refused if a message came after `seen` or its wake row is locked; a forced hold never is
   select o.*, o.outcome is not distinct from 'park'
               and (o.hold or coalesce(o.wake_seq = o.seen and o.run_id not in (select run_id from bumped), false)) as parked
     from ok o
@@ -69,7 +69,7 @@ with batch as materialized (
                         when x.parked then x.wake_at
                         else least(w.wake_at, clock_timestamp()) end
     from (select run_id, sum(n) as n, max(wake_at) as wake_at, max(hold) as hold, bool_or(parked) as parked
-            from (select run_id, 0 as n, wake_at, case when hold then reason end as hold, true as parked from done where parked
+            from (select run_id, 0 as n, wake_at, case when hold or reason = 'operator' then reason end as hold, true as parked from done where parked
                   union all
                   select run_id, n, null, null, false from bumped) each_one
            group by run_id) x

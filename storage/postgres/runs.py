@@ -189,6 +189,15 @@ class PostgresRunStore(RunStore):
             bool(found) and found[0]["status"] == "cancelled" and found[0]["last_batch"] == batch_id
         )
 
+    async def hold_run(self, run_id: str, *, batch_id: int, reason: str | None) -> bool:
+        return await self._calls.shielded(self._hold_run(run_id, batch_id, reason))
+
+    async def _hold_run(self, run_id: str, batch_id: int, reason: str | None) -> bool:
+        lane = self._client_lane
+        if await self._fetch(lane, queries.HOLD_RUN, run_id, batch_id, reason, writes=True):
+            return True
+        return await self._last_written(run_id, batch_id)
+
     async def release_hold(self, run_id: str, *, batch_id: int) -> bool:
         return await self._calls.shielded(self._release_hold(run_id, batch_id))
 
@@ -196,7 +205,13 @@ class PostgresRunStore(RunStore):
         lane = self._client_lane
         if await self._fetch(lane, queries.RELEASE_HOLD, run_id, batch_id, writes=True):
             return True
-        found = await self._fetch(lane, queries.SETTLE_REST, [run_id])
+        if await self._last_written(run_id, batch_id):
+            return True
+        return bool(await self._fetch(lane, queries.WITHDRAW_SUSPEND, run_id, writes=True))
+
+    async def _last_written(self, run_id: str, batch_id: int) -> bool:
+        """An earlier send of this very call is the last that was written to the run's fence."""
+        found = await self._fetch(self._client_lane, queries.SETTLE_REST, [run_id])
         return bool(found) and found[0]["last_batch"] == batch_id
 
     # -- the runner's hot path

@@ -124,10 +124,10 @@ def _outcomes(tx: Transaction, batch_id: int, fenced: Mapping[str, Fenced]) -> d
     told = {parent: ended for parent, ended in children.items() if parent in wake_seqs}
     parked = {}
     for run_id, park in parks.items():
-        # Refused if a message came after `seen`, also one that this very batch brings; a hold never is.
+        # Refused if a message came after `seen`, also one that this very batch brings; a forced hold never is.
         unseen = wake_seqs.get(run_id) != park.seen or run_id in told
         verdicts[run_id] = Verdict.PARK_REFUSED
-        if park.reason.hold or not unseen:
+        if park.reason.forced or not unseen:
             verdicts[run_id] = Verdict.PARKED
             parked[run_id] = park
     _park(tx, parked)

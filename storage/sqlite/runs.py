@@ -73,6 +73,11 @@ class SqliteRunStore(RunStore):
             lambda tx: starts.cancel_unentered(tx, run_id, batch_id, reason)
         )
 
+    async def hold_run(self, run_id: str, *, batch_id: int, reason: str | None) -> bool:
+        return await self._database.writer.write(
+            lambda tx: starts.hold_run(tx, run_id, batch_id, reason)
+        )
+
     async def release_hold(self, run_id: str, *, batch_id: int) -> bool:
         return await self._database.writer.write(
             lambda tx: starts.release_hold(tx, run_id, batch_id)

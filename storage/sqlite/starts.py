@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from perdure.storage.clock import from_micros
 from perdure.storage.model import (
@@ -136,17 +137,43 @@ def cancel_unentered(tx: Transaction, run_id: str, batch_id: int, reason: str | 
     return True
 
 
+def hold_run(tx: Transaction, run_id: str, batch_id: int, reason: str | None) -> bool:
+    """True also when this very call, sent before, had arrived (R9)."""
+    values = {"run_id": run_id, "batch_id": batch_id, "reason": reason, "now": tx.now}
+    found = tx.row("hold.find", values)
+    if found is None:
+        return False
+    hold, claim_id, last_batch = found
+    if hold is not None or last_batch == batch_id:
+        return True
+    if claim_id is not None:
+        return False
+    storable(reason, f"run {run_id!r}: the reason of the suspend")
+    for part in ("hold_run.fence", "hold_run.wake", "hold_run.event"):
+        tx.run(part, values)
+    return True
+
+
 def release_hold(tx: Transaction, run_id: str, batch_id: int) -> bool:
     """True also when this very call, sent before, had arrived (R9)."""
     values = {"run_id": run_id, "batch_id": batch_id, "now": tx.now}
-    found = tx.row("release_hold.find", values)
+    found = tx.row("hold.find", values)
     if found is None:
         return False
     hold, claim_id, last_batch = found
     if hold is None:
-        return bool(last_batch == batch_id)
+        return bool(last_batch == batch_id) or _withdraw_suspend(tx, values)
     if claim_id is not None:
         return False
-    for part in ("release_hold.fence", "release_hold.wake", "release_hold.event"):
+    for part in ("release_hold.fence", "release_hold.wake", "suspend.take", "release_hold.event"):
         tx.run(part, values)
+    return True
+
+
+def _withdraw_suspend(tx: Transaction, values: Mapping[str, Any]) -> bool:
+    """Take back what asked for a hold that has not come; the mailbox has changed, so a park under way is refused."""
+    if not tx.rows("suspend.take", values):
+        return False
+    tx.run("suspend.wake", values)
+    tx.run("release_hold.event", values)
     return True

@@ -86,6 +86,8 @@ class Actor(Protocol):
 
     async def cancel(self, asking: Asking) -> None: ...
 
+    async def hold_run(self, asking: Asking) -> None: ...
+
     async def release_hold(self, asking: Asking) -> None: ...
 
     async def claim(self, claiming: Claiming) -> None: ...
@@ -137,6 +139,11 @@ class StoreActor:
 
     async def cancel(self, asking: Asking) -> None:
         asking.answer = await self.runs.cancel_unentered(
+            asking.run_id, batch_id=asking.batch_id, reason="by hand"
+        )
+
+    async def hold_run(self, asking: Asking) -> None:
+        asking.answer = await self.runs.hold_run(
             asking.run_id, batch_id=asking.batch_id, reason="by hand"
         )
 
@@ -300,6 +307,10 @@ class PostgresActor:
             found = await self._fetch("cancel_unentered", asking.run_id, asking.batch_id, "by hand")
         asking.answer = bool(found)
 
+    async def hold_run(self, asking: Asking) -> None:
+        rows = await self._fetch("hold_run", asking.run_id, asking.batch_id, "by hand")
+        asking.answer = bool(rows)
+
     async def release_hold(self, asking: Asking) -> None:
         asking.answer = bool(await self._fetch("release_hold", asking.run_id, asking.batch_id))
 
@@ -310,10 +321,15 @@ class PostgresActor:
             cancelled = bool(rows) and rows[0]["status"] == "cancelled"
             asking.answer = cancelled and rows[0]["last_batch"] == asking.batch_id
 
-    async def ask_release(self, asking: Asking) -> None:
+    async def ask_hold(self, asking: Asking) -> None:
         if not asking.answer:
             rows = await self._fetch("settle_rest", [asking.run_id])
             asking.answer = bool(rows) and rows[0]["last_batch"] == asking.batch_id
+
+    async def ask_release(self, asking: Asking) -> None:
+        await self.ask_hold(asking)
+        if not asking.answer:
+            asking.answer = bool(await self._fetch("withdraw_suspend", asking.run_id))
 
     async def claim(self, claiming: Claiming) -> None:
         request = claiming.request

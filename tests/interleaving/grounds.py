@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from perdure.storage.model import Reason
+from perdure.storage.model import Message, MessageKind, Reason
 from tests.interleaving.arena import Arena
 from tests.interleaving.notes import Notes
+from tests.interleaving.scripts import MOMENT
 
 
 async def nothing(arena: Arena, notes: Notes) -> None:
@@ -38,6 +39,20 @@ async def on_hold(arena: Arena, notes: Notes) -> None:
     """The run waits for an operator."""
     await running(arena, notes)
     await arena.park(notes, reason=Reason.CRASH_LOOP)
+
+
+async def asked_to_hold(arena: Arena, notes: Notes) -> None:
+    """Runner a has the run, with a suspend in its mailbox."""
+    await running(arena, notes)
+    message = Message(notes.key, "asked", MessageKind.SUSPEND)
+    await arena.store.runs.send_message(message, mailbox_limit=10)
+    notes.seen["before"] = 1
+
+
+async def parked_and_due(arena: Arena, notes: Notes) -> None:
+    """The run's timer is due and nobody has it."""
+    await running(arena, notes)
+    await arena.park(notes, reason=Reason.TIMER, wake_at=MOMENT)
 
 
 async def family(arena: Arena, notes: Notes) -> None:

@@ -68,10 +68,11 @@ class Starting:
 
 @dataclass(slots=True)
 class Asking:
-    """A yes-or-no answer of an operator's call: a cancel, or the resume of a held run."""
+    """A yes-or-no answer of an operator's call: a cancel, a suspend, or the resume of a held run."""
 
     run_id: str
     resume: bool = False
+    suspend: bool = False
     batch_id: int = field(default_factory=fresh_id)
     answer: bool | None = None
 

@@ -354,6 +354,42 @@ def cancelling(key: str = "cancel", *, same_call_as: str | None = None) -> Draft
     return Draft(key, [Part(key, do, ask, at_once=True), second])
 
 
+def suspending(key: str = "suspend", *, same_call_as: str | None = None) -> Draft:
+    """As the client does: hold a run nobody has, else send it a message and look once more.
+
+    same_call_as: the same call, sent again because its answer was lost.
+    """
+
+    async def do(actor: Actor, notes: Notes) -> None:
+        asking = Asking(notes.run_id(), suspend=True)
+        if same_call_as is not None:
+            first = notes.askings.setdefault(same_call_as, Asking(notes.run_id(), suspend=True))
+            asking.batch_id = first.batch_id
+        await actor.hold_run(notes.askings.setdefault(key, asking))
+
+    async def ask(actor: PostgresActor, notes: Notes) -> None:
+        await actor.ask_hold(notes.askings[key])
+
+    name = f"{key} message"
+    (send,) = sending(name, message="suspend", kind=MessageKind.SUSPEND).parts
+
+    async def send_if_held(actor: Actor, notes: Notes) -> None:
+        if not notes.askings[key].answer:
+            await send.do(actor, notes)
+
+    async def ask_send(actor: PostgresActor, notes: Notes) -> None:
+        if name in notes.sendings:
+            await actor.ask_send(notes.sendings[name])
+
+    async def look_again(actor: Actor, notes: Notes) -> None:
+        if not notes.askings[key].answer:
+            await do(actor, notes)
+
+    first = Part(key, do, ask, at_once=True)
+    message = Part(name, send_if_held, ask_send, mode="plain")
+    return Draft(key, [first, message, Part(f"{key} again", look_again, mode="plain")])
+
+
 def releasing_hold(key: str = "resume", *, same_call_as: str | None = None) -> Draft:
     async def do(actor: Actor, notes: Notes) -> None:
         asking = Asking(notes.run_id(), resume=True)

@@ -16,6 +16,7 @@ from tests.interleaving.scripts import (
     settling,
     settling_slowly,
     starting,
+    suspending,
 )
 
 pytestmark = pytest.mark.req("CL11")
@@ -103,6 +104,18 @@ async def test_lost_release_and_the_same_release(arena: Arena) -> None:
         waiters={"resume", "again"},
         outcomes={
             "again: yes; resume: yes → suspended due",
+        },
+    )
+
+
+async def test_lost_suspend_and_the_same_suspend(arena: Arena) -> None:
+    pair = [suspending("suspend"), suspending("again", same_call_as="suspend")]
+    await arena.race(
+        *pair,
+        prepare=parked,
+        waiters={"suspend", "again"},
+        outcomes={
+            "again: yes; suspend: yes → suspended",
         },
     )
 

@@ -143,7 +143,7 @@ def _of_rivals(notes: Notes) -> Iterator[str]:
 
 def _of_cancels(notes: Notes, facts: Mapping[str, Facts]) -> Iterator[str]:
     """Of several calls that end a run at once, one does, and says so whenever it is asked."""
-    asked = {key: a for key, a in notes.askings.items() if not a.resume}
+    asked = {key: a for key, a in notes.askings.items() if not (a.resume or a.suspend)}
     if not asked:
         return
     cancelled = facts[notes.key].record.status is RunStatus.CANCELLED
@@ -182,9 +182,9 @@ def _of_run(notes: Notes, found: Facts) -> Iterator[str]:
         and attempt.verdict in DURABLE
         and attempt.ending.parent_id == record.run_id
     )
-    already = notes.seen.get("before", 0)
-    if found.mailbox.wake_seq != len(stored) + told + already:
-        yield f"wake_seq is {found.mailbox.wake_seq} after {len(stored) + told + already} messages"
+    came = len(stored) + told + notes.seen.get("before", 0)
+    if not came <= found.mailbox.wake_seq <= came + _resumed(notes):  # a suspend taken back is news
+        yield f"wake_seq is {found.mailbox.wake_seq} after {came} messages"
     twice = [name for name, n in Counter(found.unread).items() if n > 1]
     if twice:
         yield f"{twice} stand twice in the mailbox"
@@ -199,3 +199,15 @@ def _of_run(notes: Notes, found: Facts) -> Iterator[str]:
             yield "a child that has not ended reported"
     if record.hold is not None and record.wake_at is not None:
         yield "a held run is due"
+    yield from _of_holds(notes, found)
+
+
+def _of_holds(notes: Notes, found: Facts) -> Iterator[str]:
+    """Who suspends gets the run on hold, or a message that will; who resumes gets neither."""
+    held = found.record.hold is not None
+    asked = any(message.kind is MessageKind.SUSPEND for message in found.mailbox.messages)  # type: ignore[union-attr]
+    suspended = any(asking.suspend for asking in notes.askings.values())
+    if suspended and not _resumed(notes) and not (held or asked):
+        yield "it was suspended and nothing holds it"
+    if _resumed(notes) and not suspended and (held or asked):
+        yield "it was resumed and is held again"

@@ -44,15 +44,39 @@ update perdure_runs
 select 1 from perdure_runs
  where run_id = :run_id and status = 'cancelled' and last_batch = :batch_id
 
--- name: release_hold.find
+-- name: hold.find
 select w.hold, f.claim_id, f.last_batch
   from perdure_fences f
   join perdure_wakes w on w.run_id = f.run_id
  where f.run_id = :run_id
 
--- name: release_hold.fence
+-- name: hold_run.fence
 update perdure_fences
-   set reason = null, reclaim_count = 0, revision = revision + 1, last_batch = :batch_id
+   set status = 'suspended', reason = 'operator', revision = revision + 1, last_batch = :batch_id
+ where run_id = :run_id
+
+-- name: hold_run.wake
+update perdure_wakes set hold = 'operator', wake_at = null where run_id = :run_id
+
+-- name: hold_run.event
+insert into perdure_run_events (run_id, type, at, detail) values (:run_id, 'run-suspended', :now, :reason)
+
+-- name: suspend.take
+-- What asked for a hold counts as read; no entry took it.
+update perdure_messages set consumed_seq = 0
+ where run_id = :run_id and kind = 'suspend' and consumed_seq is null
+returning message_id
+
+-- name: suspend.wake
+update perdure_wakes
+   set wake_seq = wake_seq + 1, wake_at = min(coalesce(wake_at, :now), :now)
+ where run_id = :run_id
+
+-- name: release_hold.fence
+-- One that was never entered is pending again.
+update perdure_fences
+   set status = case when entered_at is null then 'pending' else status end, reason = null, reclaim_count = 0,
+       revision = revision + 1, last_batch = :batch_id
  where run_id = :run_id
 
 -- name: release_hold.wake
