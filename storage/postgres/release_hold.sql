@@ -16,7 +16,7 @@ with f as materialized (
   update perdure_wakes x set hold = null, wake_at = clock_timestamp() from w where x.run_id between w.run_id and w.run_id
 ), asked as (
   update perdure_messages m set consumed_seq = 0
-    from w where m.run_id between w.run_id and w.run_id and m.kind = 'suspend' and m.consumed_seq is null
+   where m.run_id = $1 and m.kind = 'suspend' and m.consumed_seq is null and exists (select 1 from w)
 ), event as (
   insert into perdure_run_events (run_id, type, at) select run_id, 'run-resumed', clock_timestamp() from w
 )

@@ -6,7 +6,7 @@ with w as materialized (
   select run_id from perdure_wakes where run_id = $1 and hold is null for no key update
 ), asked as (
   update perdure_messages m set consumed_seq = 0
-    from w where m.run_id between w.run_id and w.run_id and m.kind = 'suspend' and m.consumed_seq is null
+   where m.run_id = $1 and m.kind = 'suspend' and m.consumed_seq is null and exists (select 1 from w)
   returning m.run_id
 ), told as materialized (
   select distinct run_id from asked

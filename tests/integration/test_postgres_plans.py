@@ -239,6 +239,8 @@ LOOPING: dict[str, tuple[str, list[object], str, int]] = {
     "results": (queries.READ_RESULTS, [FINISHED], "perdure_runs_pkey", 3_000),
     "delete finished": (queries.DELETE_FINISHED, [2e9, 100], "perdure_runs_by_end", 6_000),
     "dead runners": (queries.DELETE_DEAD_RUNNERS, [2e9], "", 300),
+    "suspend": (queries.HOLD_RUN, ["p1", 1, "why"], "perdure_wakes_pkey", 200),
+    "take a suspend back": (queries.WITHDRAW_SUSPEND, ["p1"], "perdure_messages_open", 200),
     "resume": (queries.RELEASE_HOLD, ["p1", 1], "perdure_wakes_pkey", 200),
     "before a cancel": (queries.LOCK_UNENTERED, ["due"], "perdure_wakes_pkey", 200),
     "cancel": (queries.CANCEL_UNENTERED, ["due", 1, "why"], "perdure_wakes_pkey", 200),

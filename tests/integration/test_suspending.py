@@ -15,7 +15,7 @@ from perdure.storage.connect import DatabaseSettings, connect
 from perdure.storage.interface import RunnerIdentity
 from perdure.storage.model import ClaimRequest, RunStatus
 from tests.harness.waiting import until
-from tests.integration.in_process import client_on, runner_on, until_status
+from tests.integration.in_process import Definitions, client_on, runner_on, until_status
 
 pytestmark = pytest.mark.req("SL5", "SL7")
 
@@ -47,7 +47,7 @@ async def work(name: str) -> str:
     return name
 
 
-@step(retry=Retry(max_attempts=50, base_delay=0.05, max_delay=0.05, jitter="none"))
+@step(retry=Retry(max_attempts=50, base_delay=0.05, max_delay=0.05, jitter=False))
 async def fails_at_first(name: str) -> int:
     _scene.done.append(name)
     if not _scene.may_end[name].is_set():
@@ -81,7 +81,7 @@ async def tries(ctx: Context, name: str) -> int:
     return await ctx.step(fails_at_first, name)
 
 
-WORKFLOWS = [two_steps, listens, sleeps, tries]
+WORKFLOWS: Definitions = [two_steps, listens, sleeps, tries]
 
 
 async def until_held(client: Client, run_id: str) -> None:
