@@ -97,7 +97,8 @@ class RunStore(ABC):
         """Insert cold, fence and wake row of each in one commit; ids that exist are answered, not changed.
 
         Same order as given; one id twice in a call: the first creates, the others find it. After `UnknownOutcome`
-        calling again with the same tokens settles it: a row with my token is `created`."""
+        calling again with the same tokens settles it: a row with my token is `created`, and one that also bears the
+        claim of the start's `Birth` is `claimed`."""
 
     @abstractmethod
     async def send_message(self, message: Message, *, mailbox_limit: int) -> SendOutcome:

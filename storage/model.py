@@ -154,16 +154,31 @@ class NewRun:
     subject: str | None = None
     tags: str | None = None
     format: int = FORMAT
+    birth: Birth | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """A start's wish that its run be born claimed: by which runner, in which shard as that one holds it, and under
+    which fresh claim. Granted if the shard's row still says so and the runner is not dead; else the run is born
+    pending. Whoever asks has a slot reserved for the run."""
+
+    runner_id: int
+    hold: ShardHold
+    claim_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class StartOutcome:
-    """``created`` by this start (also when an earlier send of it had arrived), else what already has the id."""
+    """``created`` by this start (also when an earlier send of it had arrived), else what already has the id.
+
+    claimed: the run as the runner of the start's `Birth` holds it, if that was granted and the claim still stands."""
 
     run_id: str
     created: bool
     workflow: str
     status: RunStatus
+    claimed: ClaimedRun | None = None
 
 
 class SendStatus(StrEnum):

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from perdure.storage import births
 from perdure.storage.model import (
     FORMAT,
     ClaimedRun,
@@ -22,6 +23,7 @@ from perdure.storage.model import (
     RunStatus,
     RunWrite,
     ShardRow,
+    StartOutcome,
 )
 from perdure.storage.postgres.session import Row
 from perdure.storage.recorded import error_summary
@@ -29,27 +31,54 @@ from perdure.storage.verdicts import FenceSeen
 
 Columns = list[object]
 
-_MEMBER_WIDTH = 16
+_OUTCOME_WIDTH = 11
+_NO_OUTCOME = (None,) * _OUTCOME_WIDTH
 
 
 def start_columns(runs: Sequence[NewRun]) -> Columns:
     """The arrays of `start`."""
+    births = [run.birth for run in runs]
     return [
         [run.run_id for run in runs],
         [run.slot for run in runs],
         [run.workflow for run in runs],
-        [run.version for run in runs],
-        [run.source for run in runs],
-        [run.tenant for run in runs],
-        [run.subject for run in runs],
-        [run.tags for run in runs],
-        [run.trace for run in runs],
-        [run.parent_id for run in runs],
+        _column([run.version for run in runs], usual=1),
+        _column([run.source for run in runs], usual="app"),
+        _column([run.tenant for run in runs]),
+        _column([run.subject for run in runs]),
+        _column([run.tags for run in runs]),
+        _column([run.trace for run in runs]),
+        _column([run.parent_id for run in runs]),
         [run.seed for run in runs],
         [run.start_token for run in runs],
         [run.payload for run in runs],
-        [run.format for run in runs],
+        _column([run.format for run in runs], usual=FORMAT),
+        _column([None if birth is None else birth.runner_id for birth in births]),
+        _column([None if birth is None else birth.hold.shard_id for birth in births]),
+        _column([None if birth is None else birth.hold.epoch for birth in births]),
+        _column([None if birth is None else birth.claim_id for birth in births]),
     ]
+
+
+def _column(values: list[Any], usual: object = None) -> list[Any]:
+    """Empty if all values are the usual one: the statement fills them in, and encoding a null costs as much as
+    encoding a value."""
+    return [] if values.count(usual) == len(values) else values
+
+
+def start_found(run: NewRun, row: Row) -> StartOutcome:
+    """From a line of `find_runs`."""
+    return births.found(
+        run,
+        workflow=row["workflow"],
+        status=row["status"],
+        start_token=row["start_token"],
+        claim_id=row["claim_id"],
+        revision=row["revision"],
+        created_at=row["created_at"],
+        entered_at=row["entered_at"],
+        wake_seq=row["wake_seq"],
+    )
 
 
 def claim_columns(request: ClaimRequest, claim_ids: Sequence[int]) -> Columns:
@@ -70,35 +99,42 @@ def claim_columns(request: ClaimRequest, claim_ids: Sequence[int]) -> Columns:
 
 def commit_columns(runner_id: int, batch_id: int, writes: Sequence[RunWrite]) -> Columns:
     """The arrays of `commit`; the writes are sorted by run_id."""
-    entries = [(write.run_id, entry) for write in writes for entry in write.entries]
     consumed = [(write.run_id, *taken) for write in writes for taken in write.consumed]
     events = [(write.run_id, event) for write in writes for event in write.events]
     return [
         runner_id,
         batch_id,
-        *_transposed((_member(write) for write in writes), _MEMBER_WIDTH),
-        *_transposed((_entry(run_id, entry) for run_id, entry in entries), 13),
+        *_member_columns(writes),
+        *_entry_columns(writes),
         *_transposed(consumed, 3),
         *_transposed(((run_id, e.type, e.at, e.detail) for run_id, e in events), 4),
         FORMAT,
     ]
 
 
-def _member(write: RunWrite) -> tuple[object, ...]:
-    entries = write.entries
-    fence = (
-        write.run_id,
-        write.claim_id,
-        write.revision,
-        entries[0].seq if entries else None,
-        len(entries),
-    )
+def _member_columns(writes: Sequence[RunWrite]) -> Columns:
+    outcomes: Columns = [[] for _ in range(_OUTCOME_WIDTH)]
+    if any(write.outcome is not None for write in writes):
+        outcomes = [
+            _column(values) for values in _transposed(map(_outcome, writes), _OUTCOME_WIDTH)
+        ]
+    return [
+        [write.run_id for write in writes],
+        [write.claim_id for write in writes],
+        [write.revision for write in writes],
+        [write.entries[0].seq if write.entries else None for write in writes],
+        [len(write.entries) for write in writes],
+        *outcomes,
+    ]
+
+
+def _outcome(write: RunWrite) -> tuple[object, ...]:
     match write.outcome:
         case None:
-            return (*fence, *([None] * 11))
+            return _NO_OUTCOME
         case Park(wake_at=wake_at, seen=seen, reason=reason):
             due = None if reason.hold else wake_at
-            return (*fence, "park", due, seen, reason.value, reason.forced, *([None] * 6))
+            return ("park", due, seen, reason.value, reason.forced, *([None] * 6))
         case Finish() as end:
             told = (
                 end.status.value,
@@ -107,25 +143,26 @@ def _member(write: RunWrite) -> tuple[object, ...]:
                 *error_summary(end.error),
                 end.parent_id,
             )
-            return (*fence, "finish", None, None, end.reason, False, *told)
+            return ("finish", None, None, end.reason, None, *told)
 
 
-def _entry(run_id: str, entry: Entry) -> tuple[object, ...]:
-    return (
-        run_id,
-        entry.seq,
-        entry.key,
-        entry.kind.value,
-        entry.attempt,
-        entry.status,
-        entry.input_hash,
-        entry.input,
-        entry.output,
-        entry.error,
-        entry.at,
-        entry.started_at,
-        entry.format,
-    )
+def _entry_columns(writes: Sequence[RunWrite]) -> Columns:
+    entries = [entry for write in writes for entry in write.entries]
+    return [
+        [write.run_id for write in writes for _ in write.entries],
+        [entry.seq for entry in entries],
+        [entry.key for entry in entries],
+        _column([entry.kind.value for entry in entries], usual="step"),
+        _column([entry.attempt for entry in entries], usual=1),
+        _column([entry.status for entry in entries], usual="ok"),
+        _column([entry.input_hash for entry in entries]),
+        _column([entry.input for entry in entries]),
+        _column([entry.output for entry in entries]),
+        _column([entry.error for entry in entries]),
+        [entry.at for entry in entries],
+        _column([entry.started_at for entry in entries]),
+        _column([entry.format for entry in entries], usual=FORMAT),
+    ]
 
 
 def _transposed(rows: Iterable[Sequence[object]], width: int) -> list[list[object]]:

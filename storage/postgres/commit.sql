@@ -5,12 +5,13 @@
 -- equality could as well be met by reading the whole index once and comparing, which looks as cheap to a planner whose
 -- statistics are of a moment when the table was all but empty, and is quadratic when it is not. (OFFSET 0 does that for
 -- look-ups without a lock.)
+-- A column whose values are all the usual ones is sent empty: unnest fills it up with nulls.
 --   $1 me  $2 batch
 --   members, sorted by run_id: $3 run  $4 claim  $5 revision  $6 seq of its first entry or null  $7 number of entries
 --     $8 null, 'park' or 'finish'  $9 park: wake_at  $10 park: seen  $11 reason  $12 park: is a hold that nothing refuses
 --     $13 finish: status  $14 result  $15 error  $16 error_type  $17 error_message  $18 parent
 --   entries: $19 run  $20 seq  $21 key  $22 kind  $23 attempt  $24 status  $25 input hash  $26 input  $27 output  $28 error
---     $29 at  $30 started_at  $31 format
+--     $29 at  $30 started_at, as seconds since 1970  $31 format
 --   consumed messages: $32 run  $33 message  $34 seq of the entry
 --   events: $35 run  $36 type  $37 at  $38 detail
 --   $39 format of results
@@ -76,9 +77,11 @@ with batch as materialized (
    where w.run_id between x.run_id and x.run_id
 ), journal as (
   insert into perdure_steps (run_id, seq, step_key, kind, attempt, status, input_hash, input, output, error, at, started_at, format, claim_id)
-  select u.*, d.claim_id
+  select u.run_id, u.seq, u.step_key, coalesce(u.kind, 'step'), coalesce(u.attempt, 1), coalesce(u.status, 'ok'), u.input_hash, u.input,
+         u.output, u.error, to_timestamp(u.at), to_timestamp(u.started_at), coalesce(u.format, 1), d.claim_id
     from unnest($19::text[], $20::bigint[], $21::text[], $22::text[], $23::int[], $24::text[], $25::bigint[], $26::text[], $27::text[],
-                $28::text[], $29::timestamptz[], $30::timestamptz[], $31::smallint[]) as u(run_id, seq)
+                $28::text[], $29::float8[], $30::float8[], $31::smallint[])
+      as u(run_id, seq, step_key, kind, attempt, status, input_hash, input, output, error, at, started_at, format)
     join done d on d.run_id = u.run_id
 ), consumed as (
   update perdure_messages m set consumed_seq = u.seq, body = null

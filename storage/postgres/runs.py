@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import asyncpg
 
+from perdure.storage import births
 from perdure.storage.clock import Clock, Randomness
 from perdure.storage.connect import DatabaseSettings
 from perdure.storage.errors import (
@@ -29,7 +30,6 @@ from perdure.storage.model import (
     RunEvent,
     RunFilter,
     RunRecord,
-    RunStatus,
     RunWrite,
     SendOutcome,
     SendStatus,
@@ -124,7 +124,7 @@ class PostgresRunStore(RunStore):
         rows = await self._fetch(
             self._client_lane, queries.START, *columns.start_columns(ordered), writes=True
         )
-        created = {row["run_id"] for row in rows}
+        created = {row["run_id"]: row["born_at"] for row in rows}
         others = sorted(
             {r.run_id for r in runs if r is not first[r.run_id] or r.run_id not in created}
         )
@@ -377,13 +377,14 @@ async def _after_write(read: Coroutine[Any, Any, T], what: str) -> T:
 
 
 def _start_outcome(
-    run: NewRun, created: set[str], first: Mapping[str, NewRun], found: Mapping[str, Row]
+    run: NewRun,
+    created: Mapping[str, float | None],
+    first: Mapping[str, NewRun],
+    found: Mapping[str, Row],
 ) -> StartOutcome:
     if run is first[run.run_id] and run.run_id in created:
-        return StartOutcome(run.run_id, True, run.workflow, RunStatus.PENDING)
-    row = found[run.run_id]
-    mine = row["start_token"] == run.start_token
-    return StartOutcome(run.run_id, mine, row["workflow"], RunStatus(row["status"]))
+        return births.created(run, born_at=created[run.run_id])
+    return columns.start_found(run, found[run.run_id])
 
 
 def _applied(write: RunWrite, parked: bool) -> Verdict:

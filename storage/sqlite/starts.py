@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from perdure.storage import births
 from perdure.storage.clock import from_micros
 from perdure.storage.model import (
+    Birth,
     Mailbox,
     Message,
     MessageKind,
@@ -17,7 +19,7 @@ from perdure.storage.model import (
     SendStatus,
     StartOutcome,
 )
-from perdure.storage.sqlite.transaction import Transaction, as_list, storable
+from perdure.storage.sqlite.transaction import Row, Transaction, as_list, storable
 
 
 def start_runs(tx: Transaction, runs: Sequence[NewRun]) -> list[StartOutcome]:
@@ -28,13 +30,26 @@ def start_runs(tx: Transaction, runs: Sequence[NewRun]) -> list[StartOutcome]:
     for run in runs:
         if run.run_id not in known:
             fresh.setdefault(run.run_id, run)
-    rows = [_run_values(fresh[run_id], tx.now) for run_id in sorted(fresh)]
+    born = _born(tx, fresh.values())
+    rows = [_run_values(fresh[run_id], tx.now, born) for run_id in sorted(fresh)]
     for part in ("start.run", "start.fence", "start.wake"):
         tx.many(part, rows)
-    return [_outcome(run, fresh.get(run.run_id), known) for run in runs]
+    return [_outcome(tx, run, fresh.get(run.run_id), known, born) for run in runs]
 
 
-def _run_values(run: NewRun, now: int) -> dict[str, str | int | None]:
+def _born(tx: Transaction, runs: Iterable[NewRun]) -> set[str]:
+    """Which of them are born claimed."""
+    wishes = [
+        [run.run_id, birth.runner_id, birth.hold.shard_id, birth.hold.epoch, run.slot]
+        for run in runs
+        if (birth := run.birth) is not None
+    ]
+    if not wishes:
+        return set()
+    return {row[0] for row in tx.rows("start.births", {"births": as_list(wishes)})}
+
+
+def _run_values(run: NewRun, now: int, born: set[str]) -> dict[str, str | int | None]:
     text = {
         name: storable(getattr(run, name), f"run {run.run_id!r}: {name}")
         for name in (
@@ -57,16 +72,46 @@ def _run_values(run: NewRun, now: int) -> dict[str, str | int | None]:
         "format": run.format,
         "start_token": run.start_token,
         "now": now,
+        **_claim_values(run.birth if run.run_id in born else None, now),
+    }
+
+
+def _claim_values(birth: Birth | None, now: int) -> dict[str, int | None]:
+    if birth is None:
+        claim = dict.fromkeys(("claim_id", "runner_id", "born_at"))
+        return {**claim, "epoch": 0, "revision": 0, "wake_at": now}
+    return {
+        "claim_id": birth.claim_id,
+        "runner_id": birth.runner_id,
+        "epoch": birth.hold.epoch,
+        "revision": births.FIRST_REVISION,
+        "born_at": now,
+        "wake_at": None,
     }
 
 
 def _outcome(
-    run: NewRun, fresh: NewRun | None, known: Mapping[str, tuple[str, str, int]]
+    tx: Transaction, run: NewRun, fresh: NewRun | None, known: Mapping[str, Row], born: set[str]
 ) -> StartOutcome:
-    if fresh is not None:
-        return StartOutcome(run.run_id, fresh is run, fresh.workflow, RunStatus.PENDING)
-    workflow, status, token = known[run.run_id]
-    return StartOutcome(run.run_id, token == run.start_token, workflow, RunStatus(status))
+    if fresh is run:
+        return births.created(run, born_at=from_micros(tx.now) if run.run_id in born else None)
+    if fresh is not None:  # the same id earlier in this call
+        status = RunStatus.RUNNING if run.run_id in born else RunStatus.PENDING
+        return StartOutcome(run.run_id, False, fresh.workflow, status)
+    workflow, status, token, claim_id, revision, created_at, entered_at, wake_seq = known[
+        run.run_id
+    ]
+    return births.found(
+        run,
+        workflow=workflow,
+        status=status,
+        start_token=token,
+        claim_id=claim_id,
+        revision=revision,
+        created_at=from_micros(created_at),
+        entered_at=None if entered_at is None else from_micros(entered_at),
+        wake_seq=wake_seq,
+    )
 
 
 def send_message(tx: Transaction, message: Message, mailbox_limit: int) -> SendOutcome:
