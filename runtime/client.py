@@ -41,8 +41,9 @@ from perdure.runtime.errors import (
 )
 from perdure.runtime.hints import HintBus
 from perdure.runtime.inspection import cluster_status, explain, info_of, json_value, step_views
+from perdure.runtime.local import LocalRunner
 from perdure.runtime.outcomes import Repeated
-from perdure.runtime.results import ResultWatcher
+from perdure.runtime.results import ResultWatcher, RunEnd
 from perdure.runtime.settings import Settings
 from perdure.runtime.starting import StartBatcher
 from perdure.runtime.telemetry import Telemetry
@@ -72,6 +73,7 @@ from perdure.storage.model import (
     RunStatus,
     SendOutcome,
     SendStatus,
+    StartOutcome,
     Topology,
 )
 
@@ -161,6 +163,7 @@ class Parts:
     settings: Settings
     database: Database
     telemetry: Telemetry | None = None
+    local: LocalRunner | None = None
 
 
 class Client:
@@ -215,8 +218,15 @@ class Client:
             parts.randomness,
             parts.clock,
             patience=2 * parts.settings.storage_deadline,
+            local=parts.local,
         )
-        self._watcher = ResultWatcher(parts.store, parts.bus, parts.randomness)
+        if parts.local is None:
+            self._watcher = ResultWatcher(parts.store, parts.bus, parts.randomness)
+        else:
+            self._watcher = ResultWatcher(
+                parts.store, parts.bus, parts.randomness, in_memory=parts.local.has
+            )
+            parts.local.listen(self._watcher.tell)
         self._looking = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
@@ -345,13 +355,15 @@ class Client:
             raise RunIdConflict(run.run_id, run.workflow, outcome.workflow)
         if outcome.created:
             self._telemetry.tally.started[run.workflow] += 1
-        if (
-            outcome.created or outcome.status is RunStatus.PENDING
-        ):  # whoever made it may have died since
-            self._parts.bus.publish([Hint(HintKind.START, run.run_id, run.slot)])
+        self._tell_start(run, outcome)
         # A run this start made may have ended before a lost answer was made good.
         status = "replayed" if outcome.status.final and not outcome.created else "running"
         return Handle(self, run.run_id, status, definition)
+
+    def _tell_start(self, run: NewRun, outcome: StartOutcome) -> None:
+        """Of a run that waits to be claimed; also of one made before: whoever made it may have died since."""
+        if (outcome.created or outcome.status is RunStatus.PENDING) and outcome.claimed is None:
+            self._parts.bus.publish([Hint(HintKind.START, run.run_id, run.slot)])
 
     async def run(
         self,
@@ -389,8 +401,8 @@ class Client:
 
     async def ended(
         self, run_id: str, timeout: float | None = None, *, known: bool = False
-    ) -> RunRecord:
-        """The stored form of a run once it has ended. Raises `RunNotFound` for an id nobody has, TimeoutError.
+    ) -> RunEnd:
+        """How a run ended, once it has. Raises `RunNotFound` for an id nobody has, TimeoutError.
 
         known: the run certainly exists, so that is not looked up.
         """
@@ -406,7 +418,7 @@ class Client:
             said = f"run {run_id!r} has not ended within {timeout:g} s; it goes on (`why` says what it waits for)"
             raise TimeoutError(said) from None
 
-    def outcome_of(self, record: RunRecord, workflow: WorkflowDefinition[Any, Any] | None) -> Any:
+    def outcome_of(self, record: RunEnd, workflow: WorkflowDefinition[Any, Any] | None) -> Any:
         """The result of an ended run, or its error raised."""
         if workflow is None:
             workflow = self._known(record.workflow)
@@ -638,8 +650,7 @@ class Client:
             format=FORMAT if payload is not KEEP else record.payload_format,
         )
         _ = self._store  # it is open
-        await self._starts.start(run)
-        self._parts.bus.publish([Hint(HintKind.START, fresh, run.slot)])
+        self._tell_start(run, await self._starts.start(run))
         return Handle(self, fresh, "running", definition)
 
     def _repeated(self) -> Repeated:

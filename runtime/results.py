@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import structlog
 
@@ -12,35 +13,66 @@ from perdure.runtime.hints import HintBus
 from perdure.storage.clock import Randomness
 from perdure.storage.errors import StorageError
 from perdure.storage.interface import RunStore
-from perdure.storage.model import Hint, HintKind, RunRecord
+from perdure.storage.model import Hint, HintKind, RunRecord, RunStatus
 
 log = structlog.get_logger("perdure.results")
 
 READ_AT_ONCE = 1000
 
 
+class RunEnd(NamedTuple):
+    """How a run ended. result, error: encoded text. reason: of a cancel."""
+
+    run_id: str
+    workflow: str
+    status: RunStatus
+    result: str | None
+    error: str | None
+    reason: str | None
+
+
+def _end_of(record: RunRecord) -> RunEnd:
+    return RunEnd(
+        record.run_id,
+        record.workflow,
+        record.status,
+        record.result,
+        record.error,
+        record.reason,
+    )
+
+
 class ResultWatcher:
     """Futures by run id. A hint makes the next read immediate; a scan finds what hints missed.
 
-    scan: seconds between two looks at everything awaited.
+    in_memory: whether a run is executed in this process, whose `tell` then spares the read. scan: seconds between two
+    looks at everything awaited.
     """
 
     def __init__(
-        self, store: RunStore, bus: HintBus, randomness: Randomness, *, scan: float = 1.0
+        self,
+        store: RunStore,
+        bus: HintBus,
+        randomness: Randomness,
+        *,
+        in_memory: Callable[[str], bool] = lambda _: False,
+        scan: float = 1.0,
     ) -> None:
+        self._in_memory = in_memory
         self._store = store
         self._bus = bus
         self._randomness = randomness
         self._scan = scan
-        self._waiting: dict[str, list[asyncio.Future[RunRecord]]] = {}
+        self._waiting: dict[str, list[asyncio.Future[RunEnd]]] = {}
         self._wanted: dict[str, None] = {}
         self._asked = asyncio.Event()
 
-    async def wait(self, run_id: str) -> RunRecord:
+    async def wait(self, run_id: str) -> RunEnd:
         """The run once it has ended; for ever if it never does (the caller sets the time limit)."""
-        future: asyncio.Future[RunRecord] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[RunEnd] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(run_id, []).append(future)
-        self._want(run_id)
+        if not self._in_memory(run_id):
+            self._want(run_id)
         try:
             return await future
         finally:
@@ -49,6 +81,12 @@ class ResultWatcher:
                 futures.remove(future)
             if not futures:
                 self._waiting.pop(run_id, None)
+
+    def tell(self, end: RunEnd) -> None:
+        """This process has committed the end of a run."""
+        for future in self._waiting.pop(end.run_id, ()):
+            if not future.done():
+                future.set_result(end)
 
     def end(self, error: Exception) -> None:
         """Nobody serves any more: whoever still waits gets ``error``."""
@@ -107,7 +145,5 @@ class ResultWatcher:
                 continue
             backoff = Backoff(self._randomness)
             portion.worked()
-            for run_id, record in records.items():
-                for future in self._waiting.pop(run_id, []):
-                    if not future.done():
-                        future.set_result(record)
+            for record in records.values():
+                self.tell(_end_of(record))

@@ -22,7 +22,9 @@ from perdure.runtime.engine.engine import Engine, EngineConfig
 from perdure.runtime.engine.pacing import Backoff
 from perdure.runtime.engine.threads import DaemonThreads, StepThreads
 from perdure.runtime.hints import HintBus
+from perdure.runtime.local import LocalRunner
 from perdure.runtime.logs import boot_facts, log_boot
+from perdure.runtime.results import RunEnd
 from perdure.runtime.retention import Retention
 from perdure.runtime.settings import Settings
 from perdure.runtime.telemetry import Telemetry
@@ -90,6 +92,7 @@ class Runner:
         self._bus: HintBus | None = None
         self._client: Client | None = None
         self._session: Session | None = None
+        self._local = LocalRunner()
         self._supervisor: asyncio.Task[None] | None = None
         self._retention: asyncio.Task[None] | None = None
         self._draining = False
@@ -143,6 +146,7 @@ class Runner:
                 settings=settings,
                 database=self._database,
                 telemetry=self.telemetry,
+                local=self._local,
             )
         )
         await self._client.__aenter__()
@@ -200,8 +204,10 @@ class Runner:
             port=self._with_port,
             factories=self._factories,
             telemetry=self.telemetry,
+            tell_end=self._local.tell,
         )
         await session.start()
+        self._local.engine = session.engine
         return session
 
     async def _supervise(self) -> None:
@@ -292,6 +298,7 @@ class Session:
         port: bool,
         factories: Factories,
         telemetry: Telemetry,
+        tell_end: Callable[[RunEnd], None],
     ) -> None:
         self._app = app
         self._settings = settings
@@ -336,6 +343,8 @@ class Session:
             clock=self.database_clock,
             may_write=self._may_write,
             declared_dead=self._declared_dead,
+            trusted=self._trusted,
+            tell_end=tell_end,
             threads=factories.threads(),
             telemetry=telemetry,
         )
@@ -422,9 +431,12 @@ class Session:
         if not state.alive or state.failure is not None:
             self._dead.set()
 
+    def _trusted(self) -> bool:
+        return self._state is not None and self._state.trusted(self._clock.monotonic())
+
     async def _may_write(self) -> None:
         """Returns while the lease is trusted. A dead runner's writers wait here until they are cancelled."""
-        while self._state is None or not self._state.trusted(self._clock.monotonic()):
+        while not self._trusted():
             self._state_changed.clear()
             await self._state_changed.wait()
 

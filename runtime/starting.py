@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from perdure.runtime.engine.group import GroupCommit
+from perdure.runtime.local import LocalRunner
 from perdure.runtime.outcomes import Repeated
 from perdure.storage.clock import Clock, Randomness
 from perdure.storage.errors import ConflictError, DatabaseUnavailable, UnknownOutcome
@@ -26,11 +28,19 @@ class StartBatcher:
 
     patience: seconds a start is tried again while the database is away, before the failure reaches the caller. A start
     of unknown outcome is settled by its token: the same call again finds its own row.
+    local: the runner in this process, if there is one: runs of its shards are born claimed.
     """
 
     def __init__(
-        self, store: RunStore, randomness: Randomness, clock: Clock, *, patience: float
+        self,
+        store: RunStore,
+        randomness: Randomness,
+        clock: Clock,
+        *,
+        patience: float,
+        local: LocalRunner | None = None,
     ) -> None:
+        self._local = local
         self._store = store
         self._randomness = randomness
         self._clock = clock
@@ -59,9 +69,8 @@ class StartBatcher:
         await self._group.run()
 
     async def _flush(self, batch: list[Arrival]) -> None:
-        write = Repeated(self._clock, self._randomness, patience=self._patience)
         try:
-            outcomes = await write.answer(lambda: self._store.start_runs([a.run for a in batch]))
+            outcomes = await self._start([arrival.run for arrival in batch])
         except (DatabaseUnavailable, ConflictError, UnknownOutcome) as error:
             self._refuse(batch, error)
         except Exception as error:  # one of them is the cause
@@ -70,6 +79,30 @@ class StartBatcher:
             for arrival, outcome in zip(batch, outcomes, strict=True):
                 if not arrival.answer.done():
                     arrival.answer.set_result(outcome)
+
+    async def _start(self, runs: Sequence[NewRun]) -> Sequence[StartOutcome]:
+        """Births are settled before anybody hears of the start, so that its run is in memory by then."""
+        runs = [self._with_birth(run) for run in runs]
+        write = Repeated(self._clock, self._randomness, patience=self._patience)
+        try:
+            outcomes = await write.answer(lambda: self._store.start_runs(runs))
+        except BaseException as error:
+            lost = isinstance(error, UnknownOutcome | asyncio.CancelledError)
+            self._settle(runs, [None] * len(runs), lost=lost)
+            raise
+        self._settle(runs, outcomes, lost=False)
+        return outcomes
+
+    def _settle(
+        self, runs: Sequence[NewRun], outcomes: Sequence[StartOutcome | None], *, lost: bool
+    ) -> None:
+        for run, outcome in zip(runs, outcomes, strict=True):
+            if self._local is not None and run.birth is not None:
+                self._local.settle(run.birth, outcome, lost=lost)
+
+    def _with_birth(self, run: NewRun) -> NewRun:
+        birth = None if self._local is None else self._local.reserve(run)
+        return run if birth is None else replace(run, birth=birth)
 
     async def _isolate(self, batch: list[Arrival], error: Exception) -> None:
         if len(batch) == 1:

@@ -7,6 +7,7 @@ after a take-over, after a claim of unknown outcome and once a minute. One claim
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
@@ -94,6 +95,9 @@ class Claimer:
         self._waiting_since: float | None = None
         self._resting = asyncio.Event()
         self._resting.set()
+        self._more = False
+        self._taking_orphans = False
+        self._orphans_free_at = -math.inf
 
     # -- what asks for a claim
     def hint_slots(self, slots: Iterable[int]) -> None:
@@ -137,6 +141,12 @@ class Claimer:
     def under_way(self) -> bool:
         """A claim was sent and has not been answered."""
         return not self._resting.is_set()
+
+    @property
+    def behind(self) -> bool:
+        """Runs are waiting that came before any new one; or orphans may be being taken just now by a statement that
+        was told of the claims of its own moment only, so that none may be made beside it."""
+        return self._more or self._taking_orphans or self._now() < self._orphans_free_at
 
     async def resting(self) -> None:
         """Returns when no claim is under way: what one took has been reported by then."""
@@ -246,9 +256,11 @@ class Claimer:
             ahead=AHEAD,
         )
         self._resting.clear()
+        self._taking_orphans = orphans
         try:
             await self._ask(request, asked)
         finally:
+            self._taking_orphans = False
             self._resting.set()
 
     async def _ask(self, request: ClaimRequest, asked: Sequence[int]) -> None:
@@ -258,6 +270,8 @@ class Claimer:
         except UnknownOutcome as error:
             self._telemetry.tally.unknown += 1
             log.warning("claim.unknown", error=str(error))
+            if request.orphans:
+                self._orphans_free_at = self._now() + self._unknown_ends
             self._portion.failed()
             self._ask_again(asked, orphans=True)
             loop = asyncio.get_running_loop()
@@ -281,6 +295,7 @@ class Claimer:
         for run in claims.runs:
             self.due.forget(run.run_id)
         self._taken(claims.runs)
+        self._more = claims.more
         if claims.more:
             self._ask_again(asked, request.orphans)
             return

@@ -20,6 +20,7 @@ from perdure.runtime.authoring.registry import Registry
 from perdure.runtime.body import Body
 from perdure.runtime.dbclock import DatabaseClock
 from perdure.runtime.engine.activation import Activation, Departure, Surroundings
+from perdure.runtime.engine.births import Births
 from perdure.runtime.engine.claiming import Claimer
 from perdure.runtime.engine.committer import Committer
 from perdure.runtime.engine.executor import StepExecutor
@@ -30,6 +31,7 @@ from perdure.runtime.engine.threads import StepThreads
 from perdure.runtime.hints import HintBus
 from perdure.runtime.inspection import failure_summary
 from perdure.runtime.telemetry import Telemetry
+from perdure.runtime.results import RunEnd
 from perdure.sharding.slots import shard_of, slot_of
 from perdure.storage.clock import Randomness
 from perdure.storage.errors import StorageError
@@ -69,7 +71,8 @@ class Engine:
     """Executes the runs of the shards this runner holds.
 
     holds: shards held now. clock: database time. may_write: returns while the lease is trusted.
-    declared_dead: called when a write learns that this runner was declared dead. threads: for blocking steps.
+    trusted: whether it is, now. declared_dead: called when a write learns that this runner was declared dead.
+    tell_end: gets each end after its commit. threads: for blocking steps.
     """
 
     def __init__(
@@ -85,6 +88,8 @@ class Engine:
         clock: DatabaseClock,
         may_write: Callable[[], Awaitable[None]],
         declared_dead: Callable[[], None],
+        trusted: Callable[[], bool],
+        tell_end: Callable[[RunEnd], None],
         threads: StepThreads | None = None,
         telemetry: Telemetry | None = None,
     ) -> None:
@@ -117,7 +122,7 @@ class Engine:
             shard_count=config.shard_count,
             workflows=registry.names,
             holds=self._claimable,
-            in_memory=lambda: [a.run.claim_id for a in self._runs.values()],
+            in_memory=lambda: [*(a.run.claim_id for a in self._runs.values()), *self.births.claims],
             taken=self._taken,
             slots=self._slots,
             clock=clock,
@@ -127,6 +132,19 @@ class Engine:
             unknown_ends=config.storage_deadline,
             telemetry=telemetry,
         )
+        self.births = Births(
+            runner_id,
+            randomness,
+            shard_count=config.shard_count,
+            workflows=registry,
+            holds=self._claimable,
+            trusted=trusted,
+            taken=self._taken,
+            slots=self._slots,
+            claimer=self._claimer,
+            unknown_ends=config.storage_deadline,
+        )
+        self._tell_end = tell_end
         self._mail = MailReader(store, randomness, self._runs.get)
         host = asyncio.get_running_loop()
         self._around = Surroundings(
@@ -171,6 +189,7 @@ class Engine:
         """Drop every run in memory: another runner has them, or will."""
         for task in self._loading:
             task.cancel()
+        self.births.abandon()
         for activation in list(self._runs.values()):
             activation.drop(lost_ownership=True)
         self._runs.clear()
@@ -188,6 +207,7 @@ class Engine:
         emptied = self._vacating.setdefault(shard_id, asyncio.Event())
         try:
             await self._claimer.resting()
+            await self.births.settled(shard_id)
             for activation in list(self._by_shard.get(shard_id, {}).values()):
                 activation.leave()
             if self._by_shard.get(shard_id):
@@ -237,10 +257,13 @@ class Engine:
                 resumed.append(activation)
             else:
                 self._enter(activation, (), None)
-        for run in runs:
-            if run.run_id in self._early_wakes:
-                self._poke(run.run_id)
-        self._early_wakes.clear()
+        if self._early_wakes:
+            for run in runs:
+                if run.run_id in self._early_wakes:
+                    self._early_wakes.discard(run.run_id)
+                    self._poke(run.run_id)
+            if not self.births.claims:
+                self._early_wakes.clear()
         if resumed:
             task = asyncio.get_running_loop().create_task(self._load(resumed), name="journals")
             self._loading.add(task)
@@ -326,7 +349,8 @@ class Engine:
                     self._vacating[shard].set()
         if departure.finish is not None:
             self._telemetry.tally.end(run.workflow, departure.finish.status, self._now())
-            _tell_end(run, departure.finish)
+            _log_end(run, departure.finish)
+            self._tell_end(_end_of(run, departure.finish))
             hints = [Hint(HintKind.DONE, run.run_id, run.slot)]
             if departure.finish.parent_id is not None:
                 parent = departure.finish.parent_id
@@ -351,7 +375,9 @@ class Engine:
                     self._poke(hint.run_id)
                 else:
                     slots.append(hint.slot)
-                    if self._claimer.under_way:  # the mail may be newer than that claim
+                    if (
+                        self._claimer.under_way or self.births.claims
+                    ):  # the mail may be newer than that
                         self._early_wakes.add(hint.run_id)
             elif hint.kind is HintKind.ANY:
                 self._claimer.hint_all()
@@ -399,7 +425,13 @@ class Engine:
         return Context(body, facts, input_limit=self._config.input_record_limit)
 
 
-def _tell_end(run: ClaimedRun, finish: Finish) -> None:
+def _end_of(run: ClaimedRun, finish: Finish) -> RunEnd:
+    return RunEnd(
+        run.run_id, run.workflow, finish.status, finish.result, finish.error, finish.reason
+    )
+
+
+def _log_end(run: ClaimedRun, finish: Finish) -> None:
     """Into the pod's log: a failed run is a warning with its error, every other end is for debugging."""
     facts = {"run_id": run.run_id, "workflow": run.workflow}
     if finish.status is RunStatus.FAILED:
