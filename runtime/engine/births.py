@@ -58,9 +58,16 @@ class Births:
         """Claims that runs may have been born under without being in memory yet: no orphan is to be seen in them."""
         return self._under_way.keys()
 
+    @property
+    def open(self) -> bool:
+        """Whether runs may be born claimed just now."""
+        return not (
+            self._over or self._slots.free == 0 or self._claimer.behind or not self._trusted()
+        )
+
     def reserve(self, run: NewRun) -> Birth | None:
         """A slot and a claim for a run about to be started; None: let a claim find it. Each must be settled."""
-        if self._over or self._slots.free == 0 or self._claimer.behind or not self._trusted():
+        if not self.open:
             return None
         shard = shard_of(run.slot, self._shard_count)
         hold = self._holds().get(shard)

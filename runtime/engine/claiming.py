@@ -143,6 +143,11 @@ class Claimer:
         return not self._resting.is_set()
 
     @property
+    def looking(self) -> bool:
+        """A claim is under way or will be as soon as there is a slot."""
+        return self.under_way or bool(self._hinted or self._orphaned)
+
+    @property
     def behind(self) -> bool:
         """Runs are waiting that came before any new one; or orphans may be being taken just now by a statement that
         was told of the claims of its own moment only, so that none may be made beside it."""

@@ -224,6 +224,11 @@ class Engine:
         return self._runs.get(run_id)
 
     @property
+    def looking(self) -> bool:
+        """Whether runs are being claimed, or will be as soon as there is a slot."""
+        return self._claimer.looking
+
+    @property
     def at_work(self) -> int:
         return self._slots.taken
 

@@ -75,7 +75,7 @@ class Actors:
         self._process.stdin.write(replace(order, number=actor.number).text().encode())
         self._process.stdin.flush()
         actor.pid = int(await self.told("began", actor.number))
-        if order.act == "pod":
+        if order.act in ("pod", "birth"):
             await self.told("running", actor.number)
         return actor
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import asyncpg
 
+from perdure.storage import births
 from perdure.storage.connect import Database
 from perdure.storage.errors import RunnerDeclaredDead
 from perdure.storage.interface import ClusterStore, RunStore
@@ -21,10 +22,8 @@ from perdure.storage.model import (
     Entry,
     Mailbox,
     Park,
-    RunStatus,
     SendStatus,
     ShardHold,
-    StartOutcome,
     Verdict,
 )
 from perdure.storage.postgres import columns, queries
@@ -288,17 +287,16 @@ class PostgresActor:
 
     async def start(self, starting: Starting) -> None:
         run = starting.run
-        if await self._fetch("start", *columns.start_columns([run])):
-            starting.outcome = StartOutcome(run.run_id, True, run.workflow, RunStatus.PENDING)
+        rows = await self._fetch("start", *columns.start_columns([run]))
+        if rows:
+            starting.outcome = births.created(run, born_at=rows[0]["born_at"])
 
     async def ask_start(self, starting: Starting) -> None:
         """What already has the id."""
         if starting.outcome is None:
             run = starting.run
             (row,) = await self._fetch("find_runs", [run.run_id])
-            mine = row["start_token"] == run.start_token
-            status = RunStatus(row["status"])
-            starting.outcome = StartOutcome(run.run_id, mine, row["workflow"], status)
+            starting.outcome = columns.start_found(run, row)
 
     async def cancel(self, asking: Asking) -> None:
         outside = not self.connection.is_in_transaction()

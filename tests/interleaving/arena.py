@@ -394,7 +394,7 @@ def _class_of(notes: Notes, facts: Mapping[str, Facts]) -> str:
         for key, sent in notes.sendings.items()
     ]
     parts += [
-        f"{key}: {'created' if s.outcome.created else 'found'}"
+        f"{key}: {'born' if s.outcome.claimed else 'created' if s.outcome.created else 'found'}"
         for key, s in notes.starts.items()
         if s.outcome is not None
     ]

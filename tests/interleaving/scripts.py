@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 from perdure.storage.errors import RunnerDeclaredDead
 from perdure.storage.model import (
+    Birth,
     ClaimRequest,
     Entry,
     EntryKind,
@@ -27,6 +28,7 @@ from perdure.storage.model import (
     Reason,
     RunStatus,
     RunWrite,
+    ShardHold,
     Verdict,
 )
 from tests.harness.interleave import Case, Operation, Script
@@ -428,6 +430,30 @@ def starting(key: str, *, same_call_as: str | None = None) -> Draft:
 
     async def ask(actor: PostgresActor, notes: Notes) -> None:
         await actor.ask_start(notes.starts[key])
+
+    return Draft(key, [Part(key, do, ask, at_once=True)])
+
+
+def birthing(key: str, *, same_call_as: str | None = None, lost: bool = False) -> Draft:
+    """Runner a starts the run in the shard it holds, to be born claimed.
+
+    same_call_as: it is the same start, sent again because its answer was lost; lost: that one.
+    """
+
+    def wanted(notes: Notes) -> Starting:
+        birth = Birth(notes.a, ShardHold(notes.number, 1), fresh_id())
+        first = Starting(new_run(notes, birth=birth))
+        return notes.starts.setdefault(same_call_as or key, first)
+
+    async def do(actor: Actor, notes: Notes) -> None:
+        mine = Starting(wanted(notes).run)
+        if not lost:
+            notes.starts[key] = mine
+        await actor.start(mine)
+
+    async def ask(actor: PostgresActor, notes: Notes) -> None:
+        if not lost:
+            await actor.ask_start(notes.starts[key])
 
     return Draft(key, [Part(key, do, ask, at_once=True)])
 

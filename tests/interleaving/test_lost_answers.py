@@ -7,6 +7,7 @@ import pytest
 from tests.interleaving.arena import Arena
 from tests.interleaving.grounds import nothing, on_hold, parked, pending, running
 from tests.interleaving.scripts import (
+    birthing,
     cancelling,
     finish,
     ghost_write,
@@ -17,6 +18,7 @@ from tests.interleaving.scripts import (
     settling_slowly,
     starting,
     suspending,
+    taking_over,
 )
 
 pytestmark = pytest.mark.req("CL11")
@@ -80,6 +82,38 @@ async def test_lost_start_and_the_same_start(arena: Arena) -> None:
         outcomes={
             "again: created; lost: created → pending due",
         },
+    )
+
+
+@pytest.mark.req("WF2", "CL4")
+async def test_lost_birth_and_the_same_birth(arena: Arena) -> None:
+    pair = [birthing("lost", lost=True), birthing("again", same_call_as="lost")]
+    await arena.race(
+        *pair,
+        prepare=nothing,
+        waiters={"lost", "again"},
+        outcomes={"again: born → running"},
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.req("WF2", "CL4")
+async def test_lost_birth_the_same_birth_and_take_over(arena: Arena) -> None:
+    trio = [
+        birthing("lost", lost=True).as_mode("fused"),
+        birthing("again", same_call_as="lost").as_mode("fused"),
+        taking_over(claim="plain", brief=True),
+    ]
+    await arena.race(
+        *trio,
+        prepare=nothing,
+        waiters={"lost", "again"},
+        outcomes={
+            "again: born; take-over: after 0 → running",
+            "again: created; take-over: after 0 → running",
+            "again: created; take-over: later after 0 → running",
+        },
+        overlapping={"again: born; take-over: later after 0 → running"},
     )
 
 

@@ -6,9 +6,10 @@ import pytest
 
 from perdure.storage.model import Reason
 from tests.interleaving.arena import Arena
-from tests.interleaving.grounds import pending, running
+from tests.interleaving.grounds import nothing, pending, running
 from tests.interleaving.scripts import (
     MOMENT,
+    birthing,
     claiming,
     declaring,
     finish,
@@ -62,6 +63,34 @@ async def test_claim_and_take_over(arena: Arena) -> None:
         },
         overlapping={
             "claim: after 0; take-over: later after 0 → running",
+        },
+    )
+
+
+async def test_birth_and_take_over(arena: Arena) -> None:
+    await arena.race(
+        birthing("birth"),
+        taking_over(claim="fused"),
+        prepare=nothing,
+        waiters={"birth"},
+        outcomes={
+            "birth: born; take-over: after 0 → running",
+            "birth: created; take-over: after 0 → running",
+            "birth: created; take-over: later after 0 → running",
+        },
+        overlapping={"birth: born; take-over: later after 0 → running"},
+    )
+
+
+async def test_birth_and_move_of_the_shard(arena: Arena) -> None:
+    await arena.race(
+        birthing("birth"),
+        moving(claim="fused"),
+        prepare=nothing,
+        outcomes={
+            "birth: born; heir: nothing → running",
+            "birth: created; heir: after 0 → running",
+            "birth: created; heir: nothing → pending due",
         },
     )
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from perdure.storage.model import Reason
 from tests.harness.interleave import Report
 from tests.interleaving.arena import Arena
-from tests.interleaving.grounds import family, parked, pending, running, running_and_due
+from tests.interleaving.grounds import family, nothing, parked, pending, running, running_and_due
 from tests.interleaving.scripts import (
     MOMENT,
+    birthing,
     cancelling,
     child_finishing,
     claiming,
@@ -189,6 +190,26 @@ async def test_cancel_that_does_not_wait_first(statements: Arena) -> None:
     statements.texts["lock_unentered"] = "select 1 where $1::text is null"
     report = await statements.plant(cancelling(), sending(), prepare=pending)
     assert found(report, "left behind")
+
+
+# ---- births -----------------------------------------------------------------------------------
+
+
+async def test_birth_for_a_runner_that_is_dead(statements: Arena) -> None:
+    alive = (
+        "exists (select 1 from perdure_runners r where r.runner_id = u.runner_id and not r.dead)"
+    )
+    statements.replace_text("start", alive, "true")
+    statements.replace_text("start", "s.runner_id = u.runner_id and s.epoch = u.epoch", "true")
+    report = await statements.plant(birthing("birth"), taking_over(), prepare=nothing)
+    assert found(report, "though it was already dead")
+
+
+async def test_birth_of_a_lost_answer_that_is_not_adopted(statements: Arena) -> None:
+    statements.replace_text("find_runs", "f.claim_id, f.revision", "null as claim_id, f.revision")
+    pair = [birthing("lost", lost=True), birthing("again", same_call_as="lost")]
+    report = await statements.plant(*pair, prepare=nothing)
+    assert found(report, "nobody knows of the claim")
 
 
 # ---- settlement -------------------------------------------------------------------------------

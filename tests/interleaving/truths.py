@@ -51,6 +51,7 @@ def lies(notes: Notes, facts: Mapping[str, Facts]) -> Iterator[str]:
                 yield f"{key} was told of a claim, but {what}"
     yield from _of_cancels(notes, facts)
     yield from _of_starts(notes, facts)
+    yield from _of_births(notes, facts)
     for found in facts.values():
         yield from _of_run(notes, found)
 
@@ -164,6 +165,24 @@ def _of_starts(notes: Notes, facts: Mapping[str, Facts]) -> Iterator[str]:
             tokens.add(start.run.start_token)
     if notes.starts and len(tokens) != 1:
         yield f"{len(tokens)} starts created the run"
+
+
+def _of_births(notes: Notes, facts: Mapping[str, Facts]) -> Iterator[str]:
+    """Whoever has a run that was born claimed knows of it, and is one."""
+    wished = [start.run for start in notes.starts.values() if start.run.birth is not None]
+    if not wished:
+        return
+    told = {s.outcome.claimed for s in notes.starts.values() if s.outcome and s.outcome.claimed}
+    claims = [c for c in notes.claims.values() if c.run is not None]
+    record = facts[notes.key].record
+    known = {run.claim_id for run in told} | {c.run.claim_id for c in claims if c.run is not None}
+    if record.claim_id is not None and record.claim_id not in known:
+        yield f"nobody knows of the claim {record.claim_id} that the run was born with"
+    for run in told:
+        if not claims and record.claim_id != run.claim_id:
+            yield f"it was born with the claim {run.claim_id}, but has {record.claim_id}"
+        if any(claim.request.runner_id == record.runner_id == notes.a for claim in claims):
+            yield "runner a was told of its birth and has claimed it as well"
 
 
 def _of_run(notes: Notes, found: Facts) -> Iterator[str]:

@@ -48,10 +48,12 @@ from perdure.storage.model import (
 from perdure.storage.sqlite import SqliteDatabase
 from perdure.storage.sqlite.runs import SqliteRunStore
 from perdure.storage.sqlite.worker import Work, Worker
+from tests.harness.waiting import until
 from tests.integration.apps.crossing import app, crossing, logging_to, unknown
 
 T = TypeVar("T")
-Act = Literal["pod", "start", "signal", "cancel"]
+Act = Literal["pod", "birth", "start", "signal", "cancel"]
+"""birth: a pod that starts a run itself, in a shard it holds."""
 Where = Literal["before", "inside", "after"]
 """Of a transaction: before it begins, with all its statements done and no COMMIT, after the COMMIT."""
 
@@ -312,6 +314,16 @@ async def serve(order: Order, served: App) -> None:
         runner = Runner(served, settings, port=False, database=database)
         await runner.start()
         print("running", order.number, flush=True)
+        if order.act == "birth":
+            await until(
+                lambda: (
+                    runner.session.engine.births.open
+                    and len(runner.session.ownership.holds) == SHARDS
+                ),
+                what="births",
+                deadline=10,
+            )
+            await runner.client.start(order.workflow, run_id=order.run_id)
         await runner.closed()
 
 
@@ -320,7 +332,7 @@ def carry_out(order: Order) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if pid == 0:
-        asyncio.run(serve(order, app) if order.act == "pod" else call(order))
+        asyncio.run(serve(order, app) if order.act in ("pod", "birth") else call(order))
         return
     print("began", order.number, pid, flush=True)
     _, status = os.waitpid(pid, 0)
