@@ -30,8 +30,8 @@ from perdure.runtime.engine.slots import Slots
 from perdure.runtime.engine.threads import StepThreads
 from perdure.runtime.hints import HintBus
 from perdure.runtime.inspection import failure_summary
-from perdure.runtime.telemetry import Telemetry
 from perdure.runtime.results import RunEnd
+from perdure.runtime.telemetry import Telemetry
 from perdure.sharding.slots import shard_of, slot_of
 from perdure.storage.clock import Randomness
 from perdure.storage.errors import StorageError

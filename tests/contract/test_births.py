@@ -12,13 +12,13 @@ from tests.contract.world import SHARDS, WORKFLOW, Runner, World, entry, write
 pytestmark = pytest.mark.req("CL4")
 
 
-def born_run(world: World, runner: Runner, run_id: str = "r1", **changes: object) -> NewRun:
+def born_run(world: World, runner: Runner, run_id: str = "r1") -> NewRun:
     """A start that asks for a birth in the shard its run falls into, as the runner holds it."""
     run = world.new_run(run_id)
     holds = {hold.shard_id: hold for hold in runner.holds}
     hold = holds.get(run.slot * SHARDS // SLOTS, ShardHold(run.slot * SHARDS // SLOTS, 1))
     birth = Birth(runner.runner_id, hold, world.fresh_id())
-    return replace(run, birth=replace(birth, **changes))  # type: ignore[arg-type]
+    return replace(run, birth=birth)
 
 
 async def test_a_run_is_born_claimed_and_goes_on_as_one_that_was_claimed(world: World) -> None:
@@ -57,17 +57,13 @@ async def test_a_run_is_born_claimed_and_goes_on_as_one_that_was_claimed(world: 
 
 async def test_without_the_shard_a_run_is_born_pending(world: World) -> None:
     runner = await world.runner()
-    unlike = {
-        "epoch": {"hold": ShardHold(0, 77)},
-        "runner": {"runner_id": world.fresh_id()},
-    }
-    for name, changes in unlike.items():
+    for name in ("epoch", "runner"):
         new = born_run(world, runner, name)
         assert new.birth is not None
-        if "hold" in changes:
-            changes["hold"] = ShardHold(new.birth.hold.shard_id, 77)
-        new = replace(new, birth=replace(new.birth, **changes))  # type: ignore[arg-type]
-        (outcome,) = await world.runs.start_runs([new])
+        older = replace(new.birth, hold=replace(new.birth.hold, epoch=77))
+        other = replace(new.birth, runner_id=world.fresh_id())
+        birth = older if name == "epoch" else other
+        (outcome,) = await world.runs.start_runs([replace(new, birth=birth)])
         assert (outcome.created, outcome.status, outcome.claimed) == (
             True,
             RunStatus.PENDING,

@@ -21,7 +21,7 @@ from tests.integration.apps import crossing as application
 from tests.integration.apps.crash_actor import Order
 from tests.integration.crash_actors import Actors
 from tests.integration.crash_ground import ground_on
-from tests.integration.crash_world import ABSENT
+from tests.integration.crash_world import ABSENT, State
 from tests.integration.in_process import Watched, client_on, port_and_name, runner_on
 
 _done: Counter[int] = Counter()
@@ -148,7 +148,7 @@ async def test_a_pod_dies_at_a_birth(
         await ground.runner.stop()  # the pod of this test takes its shards
         with Actors(tmp_path) as actors:
             url = proxy.url(ground.url.rpartition("/")[2])
-            found = []
+            found: list[State] = []
 
             async def kill(_backend: int) -> None:
                 await pod.kill()

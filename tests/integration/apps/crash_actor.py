@@ -317,8 +317,9 @@ async def serve(order: Order, served: App) -> None:
         if order.act == "birth":
             await until(
                 lambda: (
-                    runner.session.engine.births.open
-                    and len(runner.session.ownership.holds) == SHARDS
+                    len(runner.session.ownership.holds) == SHARDS
+                    and runner.session.engine.births.open
+                    and not runner.session.engine.looking
                 ),
                 what="births",
                 deadline=10,
