@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -23,6 +24,7 @@ from perdure.runtime.cli.output import (
 )
 from perdure.runtime.client import Client
 from perdure.runtime.logs import NONE_YET
+from perdure.runtime.settings import Settings
 from perdure.runtime.views import ClusterStatus, RunnerView
 
 ANSWER_WITHIN = 1.0
@@ -110,13 +112,27 @@ def status(
             metavar="NAME", help="Only the runners with this replica id, address or application."
         ),
     ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Look again and again, with rates, until Ctrl-C.")
+    ] = False,
+    every: Annotated[
+        float, typer.Option(metavar="SECONDS", help="With --watch: from one look to the next.")
+    ] = 2.0,
     db: Db = None,
     schema: Schema = None,
     format: Format = "table",
 ) -> None:
-    """Every runner with its shards, lease and runs. Works from the database alone when no runner is up."""
+    """Every runner with its shards, lease and runs. Works from the database alone when no runner is up.
+
+    --watch shows what each pod does a second, and goes on when the database goes away; with --format json each look is
+    one line."""
     as_json = check_format(format)
+    if not 0.1 <= every <= 3600:
+        raise typer.BadParameter(f"{every:g}: from 0.1 to 3600 seconds", param_hint="--every")
     settings = client_settings(db, schema)
+    if watch:
+        watch_cluster(settings, process, every, as_json=as_json)
+        return
 
     async def read() -> tuple[ClusterStatus, list[Instance]]:
         async with Client(settings) as client:
@@ -137,10 +153,22 @@ def status(
         print_status(found, instances, shown)
 
 
-async def ask_runners(runners: Sequence[RunnerView]) -> list[Instance]:
+def watch_cluster(settings: Settings, process: str | None, every: float, *, as_json: bool) -> None:
+    """Until Ctrl-C, which is how it ends well."""
+    from perdure.runtime.cli.watching import Watch  # it needs this module
+
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(Watch(settings, process).run(every, as_json=as_json))
+
+
+async def ask_runners(
+    runners: Sequence[RunnerView], http: httpx.AsyncClient | None = None
+) -> list[Instance]:
     """Ask all that are worth a line for their ``/status``, at once."""
-    async with httpx.AsyncClient(timeout=ANSWER_WITHIN, trust_env=False) as http:
-        return list(await asyncio.gather(*(_ask(http, runner) for runner in runners)))
+    if http is None:
+        async with httpx.AsyncClient(timeout=ANSWER_WITHIN, trust_env=False) as http:
+            return await ask_runners(runners, http)
+    return list(await asyncio.gather(*(_ask(http, runner) for runner in runners)))
 
 
 async def _ask(http: httpx.AsyncClient, runner: RunnerView) -> Instance:

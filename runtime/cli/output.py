@@ -69,14 +69,14 @@ def plain(value: object) -> Any:
     return value
 
 
-def print_table(
-    headings: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None
-) -> None:
-    """Print a table whose cells are plain text; None is an empty cell.
-
-    Only the last column is folded to fit: half an id or half an instant helps nobody. A terminal too narrow
-    for the others gets longer lines. No line ends with blanks."""
-    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+def table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    title: str | None = None,
+    fold: bool = True,
+) -> Table:
+    """A table of plain text; None is an empty cell. fold: the last column may take several lines."""
     made = Table(
         title=escape(title) if title else None,
         title_justify="left",
@@ -87,9 +87,21 @@ def print_table(
     )
     for heading in headings[:-1]:
         made.add_column(heading, no_wrap=True)
-    made.add_column(headings[-1], overflow="fold")
-    for row in cells:
-        made.add_row(*map(escape, row))
+    made.add_column(headings[-1], overflow="fold" if fold else "ellipsis", no_wrap=not fold)
+    for row in rows:
+        made.add_row(*("" if cell is None else escape(str(cell)) for cell in row))
+    return made
+
+
+def print_table(
+    headings: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None
+) -> None:
+    """Print a table whose cells are plain text; None is an empty cell.
+
+    Only the last column is folded to fit: half an id or half an instant helps nobody. A terminal too narrow
+    for the others gets longer lines. No line ends with blanks."""
+    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    made = table(headings, cells, title=title)
     widths = [max(map(cell_len, column)) for column in zip(headings, *cells, strict=True)]
     needed = sum(width + 2 for width in widths[:-1]) + min(widths[-1], LAST_COLUMN)
     out = console()
