@@ -11,12 +11,12 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Generic, Self, TypeVar, Unpack, overload
 
+from perdure.runtime.arguments import StartOptions, check_number, check_options, joined, status_of
 from perdure.runtime.authoring.codec import ValueFault, encode_message
 from perdure.runtime.authoring.definitions import UNSET, Unset, WorkflowDefinition
 from perdure.runtime.authoring.errors import (
-    InvalidName,
     SignalPayloadError,
     WorkflowCancelled,
 )
@@ -27,7 +27,6 @@ from perdure.runtime.authoring.names import (
     check_message_id,
     check_run_id,
     check_signal_name,
-    check_tags,
     new_run_id,
 )
 from perdure.runtime.authoring.registry import Registry
@@ -85,22 +84,6 @@ UNLIMITED = 1 << 53
 
 KEEP: Any = object()
 """Default of `Client.retry`'s payload: the original one."""
-
-
-class StartOptions(TypedDict, total=False):
-    """What a start may say beside its payload; all optional.
-
-    run_id: an id of your own, at most 200 bytes. source: who starts it ("app"). tenant, subject: on whose behalf.
-    trace: the starter's trace; left out, a W3C traceparent where OpenTelemetry is set up.
-    tags: shown and filtered by, beside the workflow's own.
-    """
-
-    run_id: str | None
-    source: str
-    tenant: str | None
-    subject: str | None
-    trace: str | None
-    tags: Sequence[str]
 
 
 class Handle(Generic[Out]):
@@ -304,7 +287,7 @@ class Client:
         workflow; `DatabaseUnavailable`; `UnknownOutcome` when the database went away and did not come back in time:
         start again with the same id to find out.
         """
-        _check_options(options)
+        check_options(options)
         definition = self.definition(workflow)
         text = definition.encode_payload(payload, limit=self._parts.settings.payload_limit)
         tenant = options.get("tenant")
@@ -327,7 +310,7 @@ class Client:
                 tenant=tenant,
                 subject=options.get("subject"),
                 trace=options.get("trace"),
-                tags=_joined([*definition.tags, *options.get("tags", ())]),
+                tags=joined([*definition.tags, *options.get("tags", ())]),
             ),
         )
 
@@ -454,15 +437,15 @@ class Client:
             check_label(what, text)
         if id_prefix is not None:
             check_known_id(id_prefix)
-        _check_number("limit", limit, int)
-        _check_number("offset", offset, int)
+        check_number("limit", limit, int)
+        check_number("offset", offset, int)
         if since is not None:
-            _check_number("since", since, int, float)
+            check_number("since", since, int, float)
         wanted = [*statuses, *([status] if status is not None else [])]
         records = await self._store.list_runs(
             RunFilter(
                 workflow=workflow,
-                statuses=[_status(s) for s in wanted],
+                statuses=[status_of(s) for s in wanted],
                 reason=reason,
                 source=source,
                 id_prefix=id_prefix,
@@ -691,33 +674,3 @@ class Client:
         if record is None:
             raise RunNotFound(run_id)
         return record
-
-
-def _status(value: RunStatus | str) -> RunStatus:
-    try:
-        return RunStatus(value)
-    except ValueError:
-        valid = ", ".join(RunStatus)
-        raise InputError(f"unknown status {value!r}: use one of {valid}") from None
-
-
-def _check_options(options: StartOptions) -> None:
-    """Raises `InvalidName`, TypeError for an option that does not exist."""
-    for name in options:
-        if name not in StartOptions.__annotations__:
-            known = ", ".join(StartOptions.__annotations__)
-            raise TypeError(f"start() takes no option {name!r}: use {known}")
-    for what in ("source", "tenant", "subject", "trace"):
-        check_label(what, options.get(what))
-    if options.get("source", "") is None:
-        raise InvalidName("source is None: leave it out, or say who starts the run")
-    check_tags(options.get("tags", ()))
-
-
-def _check_number(what: str, value: object, *kinds: type) -> None:
-    if isinstance(value, bool) or not isinstance(value, kinds) or not 0 <= value < 2**53:  # type: ignore[operator]
-        raise InputError(f"{what} = {value!r}: use a number from 0 on")
-
-
-def _joined(tags: Sequence[str]) -> str | None:
-    return ",".join(dict.fromkeys(tags)) or None

@@ -207,6 +207,11 @@ class ClusterStore(ABC):
         """First boot writes topology and mode; later boots must ask for the same, else `ConfigurationError`."""
 
     @abstractmethod
+    async def hint_key(self, fresh: str) -> str:
+        """The cluster's secret by which hints between processes are signed. ``fresh`` becomes it if there is none yet;
+        whatever any process is told, all are told the same."""
+
+    @abstractmethod
     async def register(self, me: RunnerIdentity, lease: float) -> None:
         """Insert my runner row; expires_at = database now + lease (seconds). A dead id: `RunnerDeclaredDead`."""
 

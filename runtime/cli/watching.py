@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -32,6 +31,7 @@ from perdure.runtime.client import Client
 from perdure.runtime.settings import Settings
 from perdure.runtime.settings_rules import hide_credentials
 from perdure.runtime.views import ClusterStatus
+from perdure.storage.clock import Clock, SystemClock
 from perdure.storage.errors import PerdureError, SchemaError
 
 HEADINGS = (
@@ -86,7 +86,8 @@ class Picture:
 class Watch:
     """Looks at the cluster. process: only this one is shown, None: all."""
 
-    def __init__(self, settings: Settings, process: str | None) -> None:
+    def __init__(self, settings: Settings, process: str | None, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
         self._settings = replace(
             settings, hints=False
         )  # it only reads, and it says itself what is away
@@ -106,7 +107,7 @@ class Watch:
                 if live is not None:
                     live.start()
                 while True:
-                    began = time.monotonic()
+                    began = self._clock.monotonic()
                     picture = await self.look(http)
                     if as_json:
                         _print(json.dumps(self.as_json(picture), ensure_ascii=False, default=str))
@@ -116,7 +117,7 @@ class Watch:
                         with screen.capture() as text:
                             screen.print(self.drawn(picture))
                         _print(text.get())
-                    await asyncio.sleep(max(0.0, every - (time.monotonic() - began)))
+                    await asyncio.sleep(max(0.0, every - (self._clock.monotonic() - began)))
         finally:
             if live is not None:
                 live.stop()
@@ -127,14 +128,14 @@ class Watch:
         picture = Picture(self._last.found, read_at=self._last.read_at)
         try:
             picture.found = await self._read()
-            picture.read_at = time.time()
+            picture.read_at = self._clock.now()
         except SchemaError:
             raise
         except (PerdureError, OSError) as error:
             picture.failure = hide_credentials(str(error) or type(error).__name__)
         runners = picture.found.runners if picture.found is not None else ()
         picture.instances = await ask_runners(runners, http)
-        picture.rates = self._rates.since(picture.instances, time.monotonic())
+        picture.rates = self._rates.since(picture.instances, self._clock.monotonic())
         self._last = picture
         return picture
 

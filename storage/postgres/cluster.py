@@ -96,6 +96,11 @@ class PostgresClusterStore(ClusterStore):
 
         return await self._lane.run(use, what="agree", patience=self._settings.deadline)
 
+    async def hint_key(self, fresh: str) -> str:
+        known = await self._call(queries.READ_HINT_KEY, writes=False)
+        rows = known or await self._call(queries.HINT_KEY, fresh)
+        return str(rows[0]["value"])
+
     async def register(self, me: RunnerIdentity, lease: float) -> None:
         rows = await self._call(
             queries.REGISTER,

@@ -49,6 +49,10 @@ class SqliteClusterStore(ClusterStore):
         await self._write(lambda tx: agree(tx, shard_count, lock_mode))
         return await self._database.read_meta()
 
+    async def hint_key(self, fresh: str) -> str:
+        known = await self._database.reader.read(read_hint_key, urgent=True)
+        return known if known else await self._write(lambda tx: hint_key(tx, fresh))
+
     async def register(self, me: RunnerIdentity, lease: float) -> None:
         await self._write(lambda tx: register(tx, me, lease))
 
@@ -115,6 +119,18 @@ def agree(tx: Transaction, shard_count: int, lock_mode: str) -> None:
             f"this cluster holds its shards by lock mode {known.get('lock_mode')!r}, not {lock_mode!r}: "
             f"set PERDURE_SHARD_LOCK={known.get('lock_mode')}"
         )
+
+
+def read_hint_key(tx: Transaction) -> str | None:
+    row = tx.row("read_hint_key")
+    return None if row is None else str(row[0])
+
+
+def hint_key(tx: Transaction, fresh: str) -> str:
+    known = read_hint_key(tx)  # one transaction writes at a time
+    if known is None:
+        tx.run("agree", {"key": "hint_key", "value": fresh})
+    return known or fresh
 
 
 def _lease_end(tx: Transaction, lease: float) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from perdure.storage.errors import ConfigurationError, RunnerDeclaredDead
@@ -41,6 +43,19 @@ async def test_the_first_boot_decides_and_later_ones_must_agree(url: str) -> Non
         assert len(await owners(world)) == 8
     finally:
         await world.close()
+
+
+@pytest.mark.req("CL1")
+async def test_all_sign_their_hints_with_the_key_of_the_first(shared_url: str) -> None:
+    worlds = [await World(shared_url).open() for _ in range(4)]
+    try:
+        told = await asyncio.gather(*(w.cluster.hint_key(f"key-{n}") for n, w in enumerate(worlds)))
+        assert len(set(told)) == 1
+        assert told[0] in {f"key-{n}" for n in range(4)}
+        assert await worlds[0].cluster.hint_key("later") == told[0]
+    finally:
+        for world in worlds:
+            await world.close()
 
 
 @pytest.mark.req("CL1")

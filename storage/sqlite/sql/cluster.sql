@@ -5,6 +5,9 @@ select key, value from perdure_meta
 insert into perdure_meta (key, value) values (:key, :value)
 on conflict (key) do update set value = excluded.value
 
+-- name: read_hint_key
+select value from perdure_meta where key = 'hint_key'
+
 -- name: create_shards
 insert into perdure_shards (shard_id, slot_lo, slot_hi) values (?, ?, ?)
 
