@@ -82,6 +82,10 @@ class Settings:
     slots: int = 200
     """Runs of one pod that may be in a turn or a step at once."""
     park_after: float = 5.0
+    warm_runs: int = 1_000
+    """Parked runs whose bodies stay in memory, so that they wake without a replay; 0: none."""
+    warm_bytes: int = 64 * 1024 * 1024
+    """Of those, by the size of their journals and payloads."""
     max_reclaims: int = 3
     scan: float = 5.0
     """Time between two safety scans, give or take a fifth."""

@@ -225,6 +225,8 @@ RULES: Mapping[str, Rule] = {
     "grace": Number(0, 86_400, "seconds"),
     "slots": Number(1, 100_000, whole=True),
     "park_after": Number(0, 86_400, "seconds"),
+    "warm_runs": Number(0, 1_000_000, "runs", whole=True),
+    "warm_bytes": Number(0, 64 * GIB, "bytes", whole=True, sizes=True),
     "max_reclaims": Number(1, 1_000, whole=True),
     "scan": Number(0.05, 3_600, "seconds"),
     "runner_host": Text("a host name or an IP address", optional=False),

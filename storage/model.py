@@ -235,6 +235,8 @@ class ClaimedRun:
     entered_at: run time at which the body was first entered, the same in each life.
     reclaim_count: involuntary changes of claim since the last journal commit.
     wake_seq: of the locked wake row; 0 proves an empty mailbox, anything else: read it.
+    last_batch: of the last write before this claim. Together with the revision it says whether anybody wrote since a
+    park of mine: revisions alone may meet again after a fail-over that lost commits.
     """
 
     run_id: str
@@ -258,6 +260,7 @@ class ClaimedRun:
     taken_over: bool
     """The run was ``running`` under a runner that died."""
     tenant: str | None = None
+    last_batch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +281,16 @@ class Mailbox:
     messages: Sequence[Message]
     db_now: float
     """The database's clock at the read: every message stored before it is in here."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalPage:
+    """The next part of some journals. entries: by run, by seq.
+
+    more: runs whose journal may go on after these, and those that this page had no room for."""
+
+    entries: Mapping[str, Sequence[Entry]]
+    more: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)

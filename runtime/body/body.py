@@ -171,6 +171,16 @@ class Body:
         self._frozen = False
         self.kick()
 
+    def rest(self) -> None:
+        """The park is committed. Frozen, it may stay in memory: nothing of the host's points to it any more."""
+        self._silence_alarm()
+
+    def wake(self) -> None:
+        """The rest is over; `thaw` follows. What was known of the mailbox is old: it is read anew, or known empty."""
+        self._mail_asked = False
+        self._mail_asked_due = self._mail_due = None
+        self._mail.replace((), -math.inf)
+
     def hold_starts(self, on: bool) -> None:
         """Start no more steps: the shard is being handed over. `idle` then reports ``pending_starts``."""
         self._steps.held_back = on
@@ -212,9 +222,7 @@ class Body:
         if self._dead:
             return []
         self._dead = True
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
+        self._silence_alarm()
         left = self._loop.unwind()
         self._main = self._main_function = None
         self._journal = ()
@@ -557,6 +565,12 @@ class Body:
         self._alarm_at = due
         delay = min(max(0.0, due - self._clock()), _LONGEST_ALARM)
         self._alarm = self._host.call_later(delay, self._ring, context=self._home)
+
+    def _silence_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+            self._alarm_at = math.inf
 
     def _ring(self) -> None:
         self._alarm = None

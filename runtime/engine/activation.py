@@ -16,7 +16,7 @@ import structlog
 
 from perdure.runtime.authoring.definitions import WorkflowDefinition
 from perdure.runtime.body import Body, Ending, StepCall
-from perdure.runtime.engine.committer import Answer, entry_bytes
+from perdure.runtime.engine.committer import Answer, Done, entry_bytes
 from perdure.runtime.engine.decisions import (
     LookAgain,
     failure_of,
@@ -55,6 +55,9 @@ log = structlog.get_logger("perdure.run")
 PART_BYTES = 1024 * 1024
 """Of the entries in one write of a run."""
 
+BODY_BYTES = 16 * 1024
+"""Of a body that has done nothing yet, measured: its loop, its frames, its context."""
+
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
@@ -62,7 +65,7 @@ class Surroundings:
 
     host: asyncio.AbstractEventLoop
     now: Callable[[], float]
-    submit: Callable[[RunWrite, Callable[[Answer], None]], None]
+    submit: Callable[[RunWrite, Done], None]
     executor: StepExecutor
     park_after: float
     result_limit: int
@@ -84,8 +87,32 @@ class Departure:
     poked: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What a park of mine left in the run's fence: as long as it is there, nobody has written since.
+
+    batch_id: of the park's batch. revision, next_seq: after it."""
+
+    batch_id: int
+    revision: int
+    next_seq: int
+
+    def goes_on(self, claimed: ClaimedRun) -> bool:
+        """Whether ``claimed`` is the very next thing that happened to the run. The batch is compared too, since after a
+        fail-over that lost commits another history may have come to the same revision."""
+        return (
+            claimed.last_batch == self.batch_id
+            and claimed.revision == self.revision + 1
+            and claimed.next_seq == self.next_seq
+            and not claimed.taken_over
+        )
+
+
 class Activation:
-    """Implements the body's port for one claimed run."""
+    """Implements the body's port for one claimed run.
+
+    After a park it may stay in memory with its body frozen (``rest`` is set), and `wake` when the run is claimed again:
+    between the two it has no claim, holds no slot, and whatever reaches it is ignored."""
 
     def __init__(
         self,
@@ -120,6 +147,12 @@ class Activation:
         self._early_mail: Mailbox | None = None
         self._poked = False
         self._slotted = False
+        self.rest: Rest | None = None
+        self._waking = False
+        """Claimed again, and its mailbox still being read."""
+        self.bytes = BODY_BYTES + len(run.payload)
+        """Roughly what the body keeps in memory."""
+        self._next_seq = run.next_seq
         self.record_attempts = run.taken_over
         self._began: dict[str, float] = {}
         """When the first attempt of a step began whose failed attempts are entries."""
@@ -139,6 +172,7 @@ class Activation:
         """Enter the body; it runs from the next turn of the host loop on."""
         self._definition = definition
         for entry in journal:
+            self.bytes += entry_bytes(entry)
             if entry.kind is EntryKind.CANCEL:
                 self._cancel_reason = entry.output
             elif entry.kind is EntryKind.ATTEMPT and entry.started_at is not None:
@@ -156,25 +190,57 @@ class Activation:
             port=self,
             name=self.run.run_id,
         )
-        known = [read for read in (mailbox, self._early_mail) if read is not None]
-        if known:
-            self.mail(max(known, key=lambda read: read.wake_seq))
+        self._first_mail(mailbox)
         if self._suspends:
-            self.body.unwind()  # it is not even entered
-            self.body = None
-            self._send(self._held())
+            self._hold_unentered()
             return
         if self.leaving:
             self.body.hold_starts(True)
         self.body.begin()
 
+    def _hold_unentered(self) -> None:
+        """The operator asked for a hold before the body began or went on: it is left as it stands."""
+        assert self.body is not None
+        self.body.unwind()
+        self.body = None
+        self._send(self._held())
+
+    def wake(self, run: ClaimedRun) -> None:
+        """Claimed again with nothing written since the park; `go_on` follows, with the mailbox if it is to be read."""
+        assert self.rest is not None, "only what rests can be woken"
+        self.rest = None
+        self.run = run
+        self.gone = self.leaving = self._mail_is_stale = self._poked = False
+        self.seen = run.wake_seq
+        self._revision = run.revision
+        self._refusals = 0
+        self._early_mail = None
+        self._waking = True
+        self._hold_slot(True)
+
+    def go_on(self, mailbox: Mailbox | None) -> None:
+        """The frozen body goes on where it was."""
+        assert self.body is not None
+        self._waking = False
+        self._quiet_since = self.around.now()
+        self.body.wake()
+        self._first_mail(mailbox)
+        if not self._suspends:
+            self.body.hold_starts(self.leaving)
+            self.body.thaw()
+        elif self._flight is None:
+            self._hold_unentered()
+
+    def _first_mail(self, mailbox: Mailbox | None) -> None:
+        known = [read for read in (mailbox, self._early_mail) if read is not None]
+        if known:
+            self.mail(max(known, key=lambda read: read.wake_seq))
+
     def mail(self, mailbox: Mailbox) -> None:
         """The mailbox as just read: the only thing that moves ``seen`` (R6)."""
         if self.gone:
             return
-        if (
-            self.body is None
-        ):  # the journal is still being read; this may be newer than what is read with it
+        if self.body is None or self._waking:  # still being read; this may be the newer reading
             self._early_mail = mailbox
             return
         if mailbox.wake_seq > self.seen:
@@ -214,7 +280,7 @@ class Activation:
     def leave(self) -> None:
         """The shard is being handed over: start no more steps, park as soon as none is running."""
         self.leaving = True
-        if self.body is not None:
+        if self.body is not None and not self._waking:
             self.body.hold_starts(True)
             self._advance()
 
@@ -226,6 +292,16 @@ class Activation:
         self._trace_end("fenced" if lost_ownership else "dropped")
         self._silence(lost_ownership=lost_ownership)
         self._hold_slot(False)
+
+    def evict(self) -> None:
+        """A resting run leaves memory for good: the next life is a replay."""
+        self.rest = None
+        self._silence(lost_ownership=False)
+
+    @property
+    def wakeable(self) -> bool:
+        """Whether the frozen body is still good for anything."""
+        return self.rest is not None and self._ending is None
 
     def _silence(self, *, lost_ownership: bool) -> None:
         """End the body and its steps; nothing they do from here on is looked at (R7)."""
@@ -273,7 +349,8 @@ class Activation:
             step.stop(lost_ownership=False)
 
     def want_mail(self) -> None:
-        self.around.want_mail(self)
+        if not self.gone:
+            self.around.want_mail(self)
 
     def quiescent(self) -> None:
         self._quiet_since = self.around.now()
@@ -428,7 +505,7 @@ class Activation:
         self._flight = write
         self.around.submit(write, self._answered)
 
-    def _answered(self, answer: Answer) -> None:
+    def _answered(self, answer: Answer, batch_id: int) -> None:
         write, self._flight = self._flight, None
         if self.gone or write is None:
             return
@@ -439,7 +516,7 @@ class Activation:
         elif answer is Verdict.PARKED:
             assert isinstance(write.outcome, Park)
             self.around.telemetry.tally.parked += 1
-            self._depart(Departure(park=write.outcome, poked=self._poked))
+            self._parked(write, write.outcome, batch_id)
         else:
             lost = answer is Verdict.FENCED
             if lost:
@@ -450,11 +527,33 @@ class Activation:
             self.drop(lost_ownership=lost)
             self.around.gone(self, Departure(reload=answer is Verdict.RELOAD))
 
+    def _parked(self, write: RunWrite, park: Park, batch_id: int) -> None:
+        departure = Departure(park=park, poked=self._poked)
+        if park.reason.hold or self.leaving or self.body is None:
+            self._depart(departure)
+            return
+        self._count(write)
+        self._trace_end(f"parked: {park.reason}")
+        self.gone = True
+        self.rest = Rest(batch_id, write.revision + 1, self._next_seq)
+        if self._look_again is not None:
+            self._look_again.cancel()
+        self.body.rest()
+        self._hold_slot(False)
+        self.around.gone(self, departure)
+
+    def _count(self, write: RunWrite) -> None:
+        """The write's entries are part of the journal now."""
+        self._next_seq += len(write.entries)
+        for entry in write.entries:
+            self.bytes += entry_bytes(entry)
+
     def _committed(self, write: RunWrite, *, refused: bool) -> None:
         if isinstance(write.outcome, Finish):
             self._depart(Departure(finish=write.outcome))
             return
         self._revision += 1
+        self._count(write)
         if self.body is None:
             if (
                 refused

@@ -30,6 +30,8 @@ from perdure.storage.model import Entry, Finish, RunWrite, Verdict
 log = structlog.get_logger("perdure.committer")
 
 Answer = Verdict | DataRefused
+Done = Callable[[Answer, int], None]
+"""Gets what became of a write, and the batch that carried it."""
 ENTRY_OVERHEAD = 200
 
 
@@ -38,7 +40,7 @@ class Submission:
     """A run's write on its way. ``tries``: how often it was set aside."""
 
     write: RunWrite
-    done: Callable[[Answer], None]
+    done: Done
     bytes: int
     tries: int = 0
 
@@ -85,7 +87,7 @@ class Committer:
         self._delayed: set[asyncio.TimerHandle] = set()
         self._group: GroupCommit[Submission] = GroupCommit(self._flush, size=lambda s: s.bytes)
 
-    def submit(self, write: RunWrite, done: Callable[[Answer], None]) -> None:
+    def submit(self, write: RunWrite, done: Done) -> None:
         """``done`` gets COMMITTED, PARKED, PARK_REFUSED, RELOAD, FENCED or the `DataRefused` of this write alone."""
         self._group.add(Submission(write, done, write_bytes(write)))
 
@@ -116,13 +118,13 @@ class Committer:
                 await backoff.wait()
                 continue
             except DataRefused as error:
-                await self._isolate(batch, error)
+                await self._isolate(batch, batch_id, error)
                 return
             except RunnerDeclaredDead:
                 self._die()
                 return
             self._telemetry.committed(sent, len(batch))
-            self._answer(batch, verdicts)
+            self._answer(batch, batch_id, verdicts)
             return
 
     async def _settle(self, batch_id: int, writes: Sequence[RunWrite]) -> Mapping[str, Verdict]:
@@ -137,17 +139,19 @@ class Committer:
                 log.warning("commit.unsettled", runs=len(writes), error=str(error))
                 await backoff.wait()
 
-    async def _isolate(self, batch: list[Submission], error: DataRefused) -> None:
+    async def _isolate(self, batch: list[Submission], batch_id: int, error: DataRefused) -> None:
         """Halve until the culprit is alone: a row that cannot be stored hurts nobody else (R8)."""
         if len(batch) == 1:
             log.error("commit.refused", run_id=batch[0].write.run_id, error=str(error))
-            batch[0].done(error)
+            batch[0].done(error, batch_id)
             return
         middle = len(batch) // 2
         await self._flush(batch[:middle])
         await self._flush(batch[middle:])
 
-    def _answer(self, batch: list[Submission], verdicts: Mapping[str, Verdict]) -> None:
+    def _answer(
+        self, batch: list[Submission], batch_id: int, verdicts: Mapping[str, Verdict]
+    ) -> None:
         for submission in batch:
             verdict = verdicts.get(submission.write.run_id)
             if verdict is None:
@@ -155,7 +159,7 @@ class Committer:
             if verdict is Verdict.AGAIN:
                 self._set_aside(submission)
             else:
-                submission.done(verdict)
+                submission.done(verdict, batch_id)
 
     def _set_aside(self, submission: Submission) -> None:
         """Somebody holds one of its rows: the others have committed, this one is sent again a little later."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 from structlog.contextvars import bind_contextvars
@@ -24,10 +25,11 @@ from perdure.runtime.engine.births import Births
 from perdure.runtime.engine.claiming import Claimer
 from perdure.runtime.engine.committer import Committer
 from perdure.runtime.engine.executor import StepExecutor
+from perdure.runtime.engine.loading import Loader
 from perdure.runtime.engine.mail import MailReader
-from perdure.runtime.engine.pacing import Backoff, Portion
 from perdure.runtime.engine.slots import Slots
 from perdure.runtime.engine.threads import StepThreads
+from perdure.runtime.engine.warm import WarmRuns
 from perdure.runtime.hints import HintBus
 from perdure.runtime.inspection import failure_summary
 from perdure.runtime.results import RunEnd
@@ -65,6 +67,8 @@ class EngineConfig:
     step_result_limit: int = 2 * 1024 * 1024
     input_record_limit: int = 16 * 1024
     result_limit: int = 2 * 1024 * 1024
+    warm_runs: int = 1_000
+    warm_bytes: int = 64 * 1024 * 1024
 
 
 class Engine:
@@ -146,6 +150,8 @@ class Engine:
         )
         self._tell_end = tell_end
         self._mail = MailReader(store, randomness, self._runs.get)
+        self._loader = Loader(store, randomness, enter=self._enter, unreadable=self._unreadable)
+        self._warm = WarmRuns(config.warm_runs, config.warm_bytes)
         host = asyncio.get_running_loop()
         self._around = Surroundings(
             host=host,
@@ -194,6 +200,7 @@ class Engine:
             activation.drop(lost_ownership=True)
         self._runs.clear()
         self._by_shard.clear()
+        self._warm.clear()
         for emptied in self._vacating.values():
             emptied.set()
 
@@ -208,6 +215,7 @@ class Engine:
         try:
             await self._claimer.resting()
             await self.births.settled(shard_id)
+            self._warm.forget_shard(shard_id)
             for activation in list(self._by_shard.get(shard_id, {}).values()):
                 activation.leave()
             if self._by_shard.get(shard_id):
@@ -227,6 +235,11 @@ class Engine:
     def looking(self) -> bool:
         """Whether runs are being claimed, or will be as soon as there is a slot."""
         return self._claimer.looking
+
+    @property
+    def warm(self) -> int:
+        """Parked runs whose bodies are still in memory."""
+        return len(self._warm)
 
     @property
     def at_work(self) -> int:
@@ -249,15 +262,25 @@ class Engine:
 
     def _taken(self, runs: Sequence[ClaimedRun]) -> None:
         resumed: list[Activation] = []
+        woken: list[Activation] = []
         for run in runs:
-            activation = Activation(run, self._around)
-            self._runs[run.run_id] = activation
+            warm = self._warm.take(run)
             shard = shard_of(run.slot, self._config.shard_count)
+            if warm is not None:
+                context = contextvars.copy_context()
+                warm.span = self._telemetry.entered(run, shard, 0, context)
+                warm.wake(run)
+            activation = warm or Activation(run, self._around)
+            self._runs[run.run_id] = activation
             self._by_shard.setdefault(shard, {})[run.run_id] = activation
             if shard in self._vacating:
                 activation.leave()
             if run.reclaim_count >= self._config.max_reclaims:
                 self._crash_looped(activation)
+            elif warm is not None and run.wake_seq > 0:
+                woken.append(activation)
+            elif warm is not None:
+                activation.go_on(None)
             elif run.next_seq > 1 or run.wake_seq > 0:
                 resumed.append(activation)
             else:
@@ -270,53 +293,26 @@ class Engine:
             if not self.births.claims:
                 self._early_wakes.clear()
         if resumed:
-            task = asyncio.get_running_loop().create_task(self._load(resumed), name="journals")
-            self._loading.add(task)
-            task.add_done_callback(self._loading.discard)
+            self._read_first(self._loader.load(resumed))
+        if woken:
+            self._read_first(self._loader.load_mail(woken))
 
-    async def _load(self, activations: Sequence[Activation]) -> None:
-        """Read journals and mailboxes; the claims are ours, so this is tried until the database answers."""
-        waiting = list(activations)
-        backoff, portion = Backoff(self._randomness), Portion(len(waiting))
-        while waiting:
-            part, waiting = waiting[: portion.size], waiting[portion.size :]
-            run_ids = [a.run.run_id for a in part]
-            try:
-                journals, mailboxes = await asyncio.gather(
-                    self._store.read_journals(run_ids), self._store.read_mailboxes(run_ids)
-                )
-            except StorageError as error:
-                log.warning("load.unavailable", runs=len(part), error=str(error))
-                waiting += part
-                portion.failed()
-                await backoff.wait()
-            except Exception as error:
-                await self._load_apart(part, error)
-            else:
-                portion.worked()
-                for activation in part:
-                    if not activation.gone:
-                        run_id = activation.run.run_id
-                        self._enter(activation, journals[run_id], mailboxes.get(run_id))
+    def _read_first(self, reading: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(reading, name="journals")
+        self._loading.add(task)
+        task.add_done_callback(self._loading.discard)
 
-    async def _load_apart(self, activations: Sequence[Activation], error: Exception) -> None:
-        """One of these has a journal that this code cannot read: halve until it is alone, and hold it (R8, R16)."""
-        if len(activations) > 1:
-            middle = len(activations) // 2
-            await self._load(activations[:middle])
-            await self._load(activations[middle:])
-            return
-        [activation] = activations
+    def _unreadable(self, activation: Activation, error: Exception) -> None:
         text = f"its journal cannot be read by this release: {error}"
         log.error("run.unreadable", run_id=activation.run.run_id, error=str(error))
-        if not activation.gone:
-            activation.hold(
-                Reason.NONDETERMINISM, RunEvent("journal-unreadable", self._now(), text)
-            )
+        activation.hold(Reason.NONDETERMINISM, RunEvent("journal-unreadable", self._now(), text))
 
     def _enter(
         self, activation: Activation, journal: Sequence[Entry], mailbox: Mailbox | None
     ) -> None:
+        if activation.body is not None:
+            activation.go_on(mailbox)
+            return
         run = activation.run
         definition = self._registry.get(run.workflow)
         try:
@@ -362,6 +358,8 @@ class Engine:
                 hints.append(Hint(HintKind.WAKE, parent, slot_of(parent)))
             self._bus.publish(hints)
         elif departure.park is not None:
+            if activation.rest is not None:
+                self._warm.keep(activation, shard)
             if departure.poked:
                 self._claimer.hint_slots([run.slot])
             if departure.park.wake_at is not None:
@@ -384,6 +382,8 @@ class Engine:
                         self._claimer.under_way or self.births.claims
                     ):  # the mail may be newer than that
                         self._early_wakes.add(hint.run_id)
+            elif hint.kind is HintKind.DONE:
+                self._warm.forget(hint.run_id)
             elif hint.kind is HintKind.ANY:
                 self._claimer.hint_all()
                 for run_id in self._runs:

@@ -193,6 +193,7 @@ def claimed_run(row: Row) -> ClaimedRun:
         trace=row["trace"],
         taken_over=row["taken_over"],
         tenant=row["tenant"],
+        last_batch=row["last_batch"],
     )
 
 

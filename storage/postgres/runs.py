@@ -17,11 +17,11 @@ from perdure.storage.errors import (
     RunnerDeclaredDead,
     UnknownOutcome,
 )
-from perdure.storage.interface import Capabilities, RunStore
+from perdure.storage.interface import PAGE_BYTES, PAGE_ENTRIES, Capabilities, RunStore
 from perdure.storage.model import (
     ClaimRequest,
     Claims,
-    Entry,
+    JournalPage,
     Mailbox,
     Message,
     Meta,
@@ -37,6 +37,7 @@ from perdure.storage.model import (
     StartOutcome,
     Verdict,
 )
+from perdure.storage.paging import journal_page
 from perdure.storage.postgres import columns, queries
 from perdure.storage.postgres.address import address_of
 from perdure.storage.postgres.lists import list_statement
@@ -241,11 +242,15 @@ class PostgresRunStore(RunStore):
             for run_id, row in heads.items()
         }
 
-    async def read_journals(self, run_ids: Sequence[str]) -> Mapping[str, Sequence[Entry]]:
-        journals: dict[str, list[Entry]] = {run_id: [] for run_id in run_ids}
-        for row in await self._read(self._runner_lane, queries.JOURNAL, sorted(journals)):
-            journals[row["run_id"]].append(columns.entry_of(row))
-        return journals
+    async def read_journal_page(
+        self, after: Mapping[str, int], *, entries: int = PAGE_ENTRIES, size: int = PAGE_BYTES
+    ) -> JournalPage:
+        if not after:
+            return JournalPage({}, frozenset())
+        run_ids, seqs = list(after), list(after.values())
+        rows = await self._read(self._runner_lane, queries.JOURNAL, run_ids, seqs, size, entries)
+        read = [(row["run_id"], columns.entry_of(row)) for row in rows]
+        return journal_page(run_ids, read, found=rows[0]["found"] if rows else 0, limit=entries)
 
     async def commit_writes(
         self, runner_id: int, batch_id: int, writes: Sequence[RunWrite]

@@ -120,7 +120,7 @@ def _claimed(row: Row, taken_over: bool) -> ClaimedRun:
         *cold,
     ) = row
     workflow, version, payload, payload_format, seed, created_at, source, parent_id, *who = cold
-    trace, tenant = who
+    trace, tenant, last_batch = who
     return ClaimedRun(
         run_id=run_id,
         slot=slot,
@@ -142,6 +142,7 @@ def _claimed(row: Row, taken_over: bool) -> ClaimedRun:
         trace=trace,
         taken_over=taken_over,
         tenant=tenant,
+        last_batch=last_batch,
     )
 
 

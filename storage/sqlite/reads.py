@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from perdure.storage.clock import from_micros, to_micros
-from perdure.storage.model import Entry, EntryKind, RunEvent, RunFilter, RunRecord, RunStatus
+from perdure.storage.model import (
+    Entry,
+    EntryKind,
+    JournalPage,
+    RunEvent,
+    RunFilter,
+    RunRecord,
+    RunStatus,
+)
+from perdure.storage.paging import journal_page
 from perdure.storage.sqlite.statements import statements
 from perdure.storage.sqlite.transaction import Row, Transaction, as_list
 
@@ -16,11 +25,13 @@ MICROSECOND = timedelta(microseconds=1)
 OPEN = "open"
 
 
-def read_journals(tx: Transaction, run_ids: Sequence[str]) -> dict[str, Sequence[Entry]]:
-    journals: dict[str, list[Entry]] = {run_id: [] for run_id in run_ids}
-    for row in tx.rows("journal", {"run_ids": as_list(sorted(journals))}):
-        journals[row[0]].append(_entry(row[1:]))
-    return {run_id: tuple(entries) for run_id, entries in journals.items()}
+def read_journal_page(
+    tx: Transaction, after: Mapping[str, int], *, entries: int, size: int
+) -> JournalPage:
+    values = {"after": as_list(after.items()), "entries": entries, "size": size}
+    rows = tx.rows("journal", values)
+    read = [(row[1], _entry(row[2:])) for row in rows]
+    return journal_page(list(after), read, found=rows[0][0] if rows else 0, limit=entries)
 
 
 def _entry(row: Row) -> Entry:

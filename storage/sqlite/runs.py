@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from perdure.storage.interface import RunStore
+from perdure.storage.interface import PAGE_BYTES, PAGE_ENTRIES, RunStore
 from perdure.storage.model import (
     ClaimRequest,
     Claims,
-    Entry,
+    JournalPage,
     Mailbox,
     Message,
     Meta,
@@ -94,8 +94,14 @@ class SqliteRunStore(RunStore):
     async def read_mailboxes(self, run_ids: Sequence[str]) -> Mapping[str, Mailbox]:
         return await self._database.reader.read(lambda tx: starts.read_mailboxes(tx, run_ids))
 
-    async def read_journals(self, run_ids: Sequence[str]) -> Mapping[str, Sequence[Entry]]:
-        return await self._database.reader.read(lambda tx: reads.read_journals(tx, run_ids))
+    async def read_journal_page(
+        self, after: Mapping[str, int], *, entries: int = PAGE_ENTRIES, size: int = PAGE_BYTES
+    ) -> JournalPage:
+        if not after:
+            return JournalPage({}, frozenset())
+        return await self._database.reader.read(
+            lambda tx: reads.read_journal_page(tx, after, entries=entries, size=size)
+        )
 
     async def commit_writes(
         self, runner_id: int, batch_id: int, writes: Sequence[RunWrite]

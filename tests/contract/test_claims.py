@@ -6,7 +6,7 @@ import pytest
 
 from perdure.storage.clock import to_instant
 from perdure.storage.errors import RunnerDeclaredDead
-from perdure.storage.model import MessageKind, Reason, RunStatus, ShardHold, Verdict
+from perdure.storage.model import MessageKind, Park, Reason, RunStatus, ShardHold, Verdict
 from tests.contract.world import SHARDS, WORKFLOW, World, entry, write
 
 
@@ -361,3 +361,21 @@ async def test_upcoming_lists_parked_runs_soonest_first(world: World) -> None:
     stale = [ShardHold(hold.shard_id, hold.epoch - 1) for hold in runner.holds]
     assert list(await world.runs.upcoming(runner.runner_id, stale, now + 60, 10)) == []
     assert list(await world.runs.upcoming(runner.runner_id, [], now + 60, 10)) == []
+
+
+async def test_a_claim_tells_of_the_last_write_before_it(world: World) -> None:
+    """Enough to know whether anybody wrote since a park of mine."""
+    runner = await world.runner()
+    await world.start("r1")
+    run = await runner.claim_one("r1")
+    assert (run.last_batch, run.revision) == (None, 1)
+    now = await world.now()
+    park = write(run, entries=[entry(1)], outcome=Park(now, 0, Reason.TIMER))
+    assert await runner.commit(park, batch_id=77) == {"r1": Verdict.PARKED}
+    again = await runner.claim_one("r1")
+    assert (again.last_batch, again.revision, again.next_seq) == (77, run.revision + 2, 2)
+
+    assert await runner.park(again, reason=Reason.CRASH_LOOP) is Verdict.PARKED
+    assert await world.runs.release_hold("r1", batch_id=78)
+    released = await runner.claim_one("r1")
+    assert (released.last_batch, released.revision) == (78, again.revision + 3)

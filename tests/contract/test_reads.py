@@ -215,3 +215,65 @@ async def test_the_id_of_a_deleted_run_is_free_again(world: World) -> None:
     await world.runs.delete_finished(await world.now() + 1, 10)
     assert (await world.send("r1")).status is SendStatus.UNKNOWN_RUN
     assert (await world.start("r1"))[0].created
+
+
+async def journals_of(world: World, **lengths: int) -> None:
+    """Runs with so many entries, each of about 300 bytes."""
+    runner = await world.runner()
+    await world.start(*lengths)
+    claimed = await runner.claim()
+    for run_id, length in lengths.items():
+        entries = [entry(seq, output="x" * 100) for seq in range(1, length + 1)]
+        await runner.commit(write(claimed[run_id], entries=entries))
+
+
+async def pages(
+    world: World, *run_ids: str, **limits: int
+) -> tuple[list[dict[str, list[int]]], dict[str, list[int]]]:
+    """The seqs of each page until there is no more, and of all together."""
+    found: list[dict[str, list[int]]] = []
+    whole: dict[str, list[int]] = {run_id: [] for run_id in run_ids}
+    after = dict.fromkeys(run_ids, 0)
+    while after:
+        page = await world.runs.read_journal_page(after, **limits)
+        found.append({run_id: [e.seq for e in entries] for run_id, entries in page.entries.items()})
+        for run_id, seqs in found[-1].items():
+            whole[run_id] += seqs
+        assert page.more <= set(after)
+        after = {run_id: (whole[run_id] or [0])[-1] for run_id in after if run_id in page.more}
+        assert len(found) < 50, "it does not end"
+    return found, whole
+
+
+async def test_journals_come_in_pages_of_so_many_entries(world: World) -> None:
+    await journals_of(world, long=7, short=2, none=0)
+    found, whole = await pages(world, "short", "none", "long", entries=4)
+    assert found == [{"short": [1, 2], "long": [1, 2]}, {"long": [3, 4, 5, 6]}, {"long": [7]}]
+    assert whole == {"long": list(range(1, 8)), "short": [1, 2], "none": []}
+    exact, whole = await pages(world, "long", entries=7)
+    assert exact == [
+        {"long": list(range(1, 8))},
+        {},
+    ]  # the full page cannot know that it was the last
+    assert (await pages(world, "none", "nobody"))[0] == [{}]
+    assert await world.runs.read_journals(["long", "none"]) == {
+        "long": [entry(seq, output="x" * 100) for seq in range(1, 8)],
+        "none": [],
+    }
+
+
+async def test_journals_come_in_pages_of_so_many_bytes(world: World) -> None:
+    await journals_of(world, a=3, b=3)
+    found, whole = await pages(world, "b", "a", size=700)
+    assert found == [{"b": [1, 2, 3]}, {"a": [1, 2, 3]}]
+    found, whole = await pages(world, "a", "b", size=1)
+    assert [list(page.values()) for page in found[:2]] == [[[1]], [[2]]], "one at least"
+    assert whole == {"a": [1, 2, 3], "b": [1, 2, 3]}
+
+
+async def test_a_page_begins_after_what_was_read(world: World) -> None:
+    await journals_of(world, a=3, b=3)
+    page = await world.runs.read_journal_page({"a": 2, "b": 3})
+    assert {run_id: [e.seq for e in read] for run_id, read in page.entries.items()} == {"a": [3]}
+    assert page.more == frozenset()
+    assert (await world.runs.read_journal_page({})).entries == {}

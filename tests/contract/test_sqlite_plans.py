@@ -35,6 +35,7 @@ BATCHES = (
     "batch",
     "shard_ids",
     "dead",
+    "after",
 )
 NUMBERS = "with recursive n(x) as (values (1) union all select x + 1 from n where x < 20000)"
 ROWS = {

@@ -75,6 +75,7 @@ class Campaign:
                 "PERDURE_LEASE": f"{LEASE:g}",
                 "PERDURE_SCAN": f"{SCAN:g}",
                 "PERDURE_PARK_AFTER": f"{PARK_AFTER:g}",
+                "PERDURE_WARM_RUNS": "0",
                 "PERDURE_SHARDS": f"{SHARDS}",
             },
             command=[sys.executable, *serve, "serve", APP],

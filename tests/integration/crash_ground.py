@@ -42,6 +42,7 @@ class Ground(World):
                 db=runner_proxy.url(database),
                 lease=LEASE,
                 park_after=park_after,
+                warm_runs=0,  # every wake reads and replays, so that this can be interrupted
                 scan=scan,
                 shards=16,
                 runner_port=0,

@@ -15,6 +15,7 @@ import asyncpg
 import pytest
 
 from perdure.storage.connect import DatabaseSettings
+from perdure.storage.interface import PAGE_BYTES, PAGE_ENTRIES
 from perdure.storage.model import (
     SLOTS,
     ClaimRequest,
@@ -224,7 +225,7 @@ LOOPING: dict[str, tuple[str, list[object], str, int]] = {
     "upcoming": (queries.UPCOMING, [ME, list(range(256)), [1] * 256, 1.0, 100], DUE, 3_000),
     "due in memory": (queries.DUE_IN_MEMORY, [RUNNING, [0] * 200], "perdure_wakes_pkey", 3_000),
     "mailbox": (queries.MAILBOX, [PARKED], "perdure_messages_open", 3_000),
-    "journal": (queries.JOURNAL, [FINISHED], "perdure_steps_pkey", 3_000),
+    "journal": (queries.JOURNAL, [FINISHED, [0] * 200, PAGE_BYTES, PAGE_ENTRIES], "perdure_steps_pkey", 3_000),
     "commit of steps": (queries.COMMIT, commit(None), "perdure_fences_pkey", 15_000),
     "commit of parks": (queries.COMMIT, commit(Park(1.0, 0, Reason.TIMER)), "perdure_wakes_pkey", 15_000),
     "commit of ends": (queries.COMMIT, commit(Finish(RunStatus.SUCCEEDED)), "perdure_runs_pkey", 25_000),

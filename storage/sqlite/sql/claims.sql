@@ -57,7 +57,7 @@ update perdure_wakes
 -- name: claim.read
 select f.run_id, f.slot, f.claim_id, f.epoch, f.revision, f.next_seq, f.entered_at, f.reclaim_count, w.wake_seq,
        r.workflow, r.version, r.payload, r.payload_format, r.seed, r.created_at, r.source, r.parent_id, r.trace,
-       r.tenant
+       r.tenant, f.last_batch
   from json_each(:claims) c
   join perdure_fences f on f.run_id = c.value->>0 and f.claim_id = c.value->>1
   join perdure_wakes w on w.run_id = f.run_id

@@ -32,9 +32,9 @@ from perdure.storage.interface import RunStore
 from perdure.storage.model import (
     ClaimRequest,
     Claims,
-    Entry,
     EntryKind,
     Finish,
+    JournalPage,
     Mailbox,
     Message,
     NewRun,
@@ -87,6 +87,7 @@ def settings_of(url: str, name: str = "actor", scan: float = SCAN) -> Settings:
     return Settings(
         db=url,
         park_after=PARK_AFTER,
+        warm_runs=0,  # every wake reads and replays, so that this can be interrupted
         scan=scan,
         lease=LEASE,
         shards=SHARDS,
@@ -227,10 +228,10 @@ class FatalRunStore(SqliteRunStore):
         mine = [run for run in claims.runs if run.run_id == self._fatal.run_id]
         return any((run.next_seq == 1) == first for run in mine)
 
-    async def read_journals(self, run_ids: Sequence[str]) -> Mapping[str, Sequence[Entry]]:
+    async def read_journal_page(self, after: Mapping[str, int], **limits: int) -> JournalPage:
         return await self._at(
             self._fatal.event == "journal",
-            lambda: super(FatalRunStore, self).read_journals(run_ids),
+            lambda: super(FatalRunStore, self).read_journal_page(after, **limits),
         )
 
     async def read_mailboxes(self, run_ids: Sequence[str]) -> Mapping[str, Mailbox]:

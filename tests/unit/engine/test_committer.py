@@ -87,11 +87,14 @@ def write(run_id: str) -> RunWrite:
     return RunWrite(run_id, 1, 1, entries=[Entry(1, EntryKind.STEP, "0/a#0", 1.0)])
 
 
-async def settle_all(committer: Committer, answers: dict[str, Answer], ids: str) -> None:
+async def settle_all(
+    committer: Committer, store: ScriptedStore, answers: dict[str, Answer], ids: str
+) -> None:
     all_in = asyncio.Event()
 
-    def done(run_id: str, answer: Answer) -> None:
+    def done(run_id: str, answer: Answer, batch_id: int) -> None:
         assert run_id not in answers, "one verdict per write"
+        assert batch_id in store.batches, "told of the batch that carried it"
         answers[run_id] = answer
         if len(answers) == len(ids):
             all_in.set()
@@ -104,7 +107,7 @@ async def settle_all(committer: Committer, answers: dict[str, Answer], ids: str)
 async def test_every_member_gets_its_own_verdict() -> None:
     script: Script = [{"b": Verdict.FENCED, "c": Verdict.PARK_REFUSED}]
     async with committing(script) as (committer, store, answers, _):
-        await settle_all(committer, answers, "abc")
+        await settle_all(committer, store, answers, "abc")
         assert answers == {
             "a": Verdict.COMMITTED,
             "b": Verdict.FENCED,
@@ -115,7 +118,7 @@ async def test_every_member_gets_its_own_verdict() -> None:
 
 async def test_a_locked_member_is_sent_again_alone() -> None:
     async with committing([{"b": Verdict.AGAIN}]) as (committer, store, answers, _):
-        await settle_all(committer, answers, "abc")
+        await settle_all(committer, store, answers, "abc")
         assert [ids for _, ids in store.calls] == [("a", "b", "c"), ("b",)]
         assert set(answers.values()) == {Verdict.COMMITTED}
 
@@ -128,7 +131,7 @@ async def test_an_unknown_outcome_is_settled_until_the_database_answers() -> Non
         {"a": Verdict.COMMITTED, "b": Verdict.AGAIN},
     ]
     async with committing(script) as (committer, store, answers, _):
-        await settle_all(committer, answers, "ab")
+        await settle_all(committer, store, answers, "ab")
         assert [what for what, _ in store.calls] == ["commit", "settle", "settle", "commit"]
         assert store.calls[-1][1] == ("b",)
 
@@ -137,7 +140,7 @@ async def test_an_unknown_outcome_is_settled_until_the_database_answers() -> Non
 async def test_a_database_that_is_away_gets_the_same_batch_again() -> None:
     script: Script = [DatabaseUnavailable("away"), DatabaseUnavailable("away")]
     async with committing(script) as (committer, store, answers, _):
-        await settle_all(committer, answers, "ab")
+        await settle_all(committer, store, answers, "ab")
         assert store.calls == [("commit", ("a", "b"))] * 3
 
 
@@ -145,8 +148,8 @@ async def test_refused_data_is_halved_until_the_culprit_is_alone() -> None:
     def refuse(ids: tuple[str, ...]) -> Any:
         return DataRefused("NUL in text") if "e" in ids else {}
 
-    async with committing([refuse] * 20) as (committer, _, answers, __):
-        await settle_all(committer, answers, "abcdefgh")
+    async with committing([refuse] * 20) as (committer, store, answers, _):
+        await settle_all(committer, store, answers, "abcdefgh")
         assert isinstance(answers.pop("e"), DataRefused)
         assert set(answers.values()) == {Verdict.COMMITTED}
 
@@ -154,9 +157,9 @@ async def test_refused_data_is_halved_until_the_culprit_is_alone() -> None:
 @pytest.mark.req("CL4")
 async def test_a_declared_dead_runner_sends_nothing_more() -> None:
     async with committing([RunnerDeclaredDead("dead")]) as (committer, store, answers, died):
-        committer.submit(write("a"), lambda answer: answers.setdefault("a", answer))
+        committer.submit(write("a"), lambda answer, _: answers.setdefault("a", answer))
         await asyncio.wait_for(died.wait(), 5)
-        committer.submit(write("b"), lambda answer: answers.setdefault("b", answer))
+        committer.submit(write("b"), lambda answer, _: answers.setdefault("b", answer))
         for _ in range(10):
             await asyncio.sleep(0)
         assert answers == {}
