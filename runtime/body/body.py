@@ -16,13 +16,12 @@ import contextvars
 import itertools
 import json
 import math
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from perdure.runtime.body.errors import JournalMismatch, RefusedInBody
+from perdure.runtime.body.errors import JournalMismatch, RefusedInBody, where_now
 from perdure.runtime.body.loop import END_OF_TIME, RunLoop, Timer, log
 from perdure.runtime.body.mail import Mail, OpenWait, Wanted
 from perdure.runtime.body.mismatch import ended_early, not_awaited, other_input
@@ -689,14 +688,6 @@ class Body:
         if asyncio._get_running_loop() is not self._loop:
             raise RefusedInBody(
                 f"{what}: the context of run {self._name} was used outside of its workflow body "
-                f"({_where_now()}). Steps, sleeps and waits belong in the body: pass their values to the step function"
+                f"({where_now()}). Steps, sleeps and waits belong in the body: pass their values to the step function"
             )
         return False
-
-
-def _where_now() -> str:
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:
-        return f"in thread {threading.current_thread().name!r}"
-    return "in a callback" if task is None else f"in task {task.get_name()!r} of another loop"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+
 from perdure.storage.errors import PerdureError
 
 
@@ -15,3 +18,12 @@ class RefusedInBody(PerdureError, RuntimeError):
 
 class JournalMismatch(PerdureError):
     """The body did not do what its journal says it did (R14). Never raised inside the body."""
+
+
+def where_now() -> str:
+    """Which task or thread this is, for messages."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return f"in thread {threading.current_thread().name!r}"
+    return "in a callback" if task is None else f"in task {task.get_name()!r} of another loop"

@@ -29,6 +29,7 @@ async def test_sleeps_started_at_fifty_a_second_end_on_time(
     migrated_postgres_url: str, tmp_path: Path, seconds: float, park_after: float, count: int
 ):
     app, env = "tests.integration.apps.ears:app", {"PERDURE_PARK_AFTER": f"{park_after:g}"}
+    env["PERDURE_WARM_RUNS"] = "0"  # each of them is read and replayed
     url = migrated_postgres_url
     env["SIDE_LOG_FILE"] = str(tmp_path / "side.log")
     async with client_on(url, [sleeper, spared]) as client:
