@@ -271,3 +271,21 @@ async def test_what_a_foreign_thread_does_to_a_frozen_body_harms_nobody(
         await handle.signal("go", 3)
         assert await handle.wait(20) == [3]
         assert (database.journals, len(entered)) == ([handle.run_id], 2)
+
+
+@pytest.mark.req("SL7")
+async def test_a_warm_run_that_is_suspended_runs_nothing_until_it_is_resumed(
+    migrated_postgres_url: str,
+) -> None:
+    async with counting(migrated_postgres_url) as (runner, client, _):
+        handle = await client.start(hears, 2)
+        await until_warm(runner)
+        await client.suspend(handle.run_id)
+        await handle.signal("go", 1)
+        await client.resume(handle.run_id)
+        await until(lambda: len(executed) == 2, what="the step after the signal")
+        await until_warm(runner)
+        assert unwound == [handle.run_id], "the body of before the hold"
+        await handle.signal("go", 2)
+        assert await handle.wait(20) == [1, 2]
+        assert len(entered) == 2
