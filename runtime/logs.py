@@ -17,6 +17,7 @@ import structlog
 
 from perdure.runtime.settings import Settings
 from perdure.runtime.settings_rules import hide_credentials
+from perdure.sharding.lock_mode import LockChoice
 from perdure.storage.interface import Capabilities
 
 NONE_YET = "none in this release"
@@ -154,21 +155,24 @@ class BootFacts:
 
 
 def boot_facts(
-    settings: Settings, capabilities: Capabilities, *, replica_id: str, address: str
+    settings: Settings,
+    capabilities: Capabilities,
+    *,
+    lock: LockChoice,
+    replica_id: str,
+    address: str,
 ) -> BootFacts:
     """Put together what the boot line and `cluster status` say of this pod."""
     shared = settings.runner_storage == "sql"
-    if not shared:
-        lock, why = "none", "runner storage memory: this process owns every shard"
-    elif settings.shard_lock == "row":
-        lock, why = "row", "set by shard_lock"
+    if shared:
+        mode, why = str(lock.mode), lock.why
     else:
-        lock, why = "row", "auto: row leases are the only mode of this release"
+        mode, why = "none", "runner storage memory: this process owns every shard"
     return BootFacts(
         engine=settings.runner_storage,
         dialect=f"{capabilities.dialect} {capabilities.server_version}".strip(),
         tier="full" if shared else "single-process",
-        shard_lock=lock,
+        shard_lock=mode,
         shard_lock_why=why,
         cdc=NONE_YET,
         returning=capabilities.returning,

@@ -31,6 +31,7 @@ from perdure.runtime.telemetry import Telemetry
 from perdure.runtime.telemetry.instruments import Readings, Scene, exposition, publish
 from perdure.sharding.file_lock import FileLock
 from perdure.sharding.keeper import FixedKeeper, Keeper
+from perdure.sharding.lock_mode import LockChoice, choose
 from perdure.sharding.ownership import Ownership
 from perdure.sharding.runner_port import RunnerPort
 from perdure.sharding.state import KeeperState, LeaseConfig
@@ -47,8 +48,6 @@ from perdure.storage.interface import RunnerIdentity, RunStore
 from perdure.storage.model import Hint, HintKind
 
 log = structlog.get_logger("perdure.runner")
-
-LOCK_MODE = "row"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +92,7 @@ class Runner:
         self._client: Client | None = None
         self._session: Session | None = None
         self._local = LocalRunner()
+        self._lock: LockChoice | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._retention: asyncio.Task[None] | None = None
         self._draining = False
@@ -170,8 +170,13 @@ class Runner:
     async def _agree(self, database: Database) -> None:
         cluster = database.cluster()
         try:
-            await cluster.open()
-            await cluster.agree(shard_count=self.settings.shards, lock_mode=LOCK_MODE)
+            meta = await cluster.open()
+            facts = await cluster.read_lock_facts()
+            lock = choose(self.settings.shard_lock, meta.lock_mode, facts)
+            if meta.lock_mode not in (None, lock.mode):
+                await cluster.change_lock_mode(lock.mode)
+            await cluster.agree(shard_count=self.settings.shards, lock_mode=lock.mode)
+            self._lock = lock
         finally:
             await cluster.close()
 
@@ -193,9 +198,11 @@ class Runner:
         assert self._database is not None
         assert self._store is not None
         assert self._bus is not None
+        assert self._lock is not None
         session = Session(
             self.app,
             self.settings,
+            lock=self._lock,
             database=self._database,
             store=self._store,
             bus=self._bus,
@@ -290,6 +297,7 @@ class Session:
         app: App,
         settings: Settings,
         *,
+        lock: LockChoice,
         database: Database,
         store: RunStore,
         bus: HintBus,
@@ -302,6 +310,7 @@ class Session:
     ) -> None:
         self._app = app
         self._settings = settings
+        self._lock = lock
         self._database = database
         self._store = store
         self._bus = bus
@@ -320,7 +329,10 @@ class Session:
         self._dead = asyncio.Event()
         self._services: list[asyncio.Task[None]] = []
         self._leases = LeaseConfig(
-            lease=settings.lease, renewal=settings.renewal, look=settings.look
+            lease=settings.lease,
+            renewal=settings.renewal,
+            look=settings.look,
+            advisory=lock.mode == "advisory",
         )
         self.engine = Engine(
             store,
@@ -375,7 +387,11 @@ class Session:
         port_number = int(address.rpartition(":")[2])
         self.replica_id = self._telemetry.replica = settings.replica(port_number)
         facts = boot_facts(
-            settings, self._store.capabilities, replica_id=self.replica_id, address=address
+            settings,
+            self._store.capabilities,
+            lock=self._lock,
+            replica_id=self.replica_id,
+            address=address,
         )
         identity = RunnerIdentity(
             runner_id=self.runner_id,
@@ -388,7 +404,7 @@ class Session:
             FixedKeeper if settings.runner_storage == "memory" else Keeper
         )
         self._keeper = make_keeper(
-            self._database.cluster,
+            self._database.keeper,
             identity,
             self._leases,
             self._clock,

@@ -67,7 +67,8 @@ class Settings:
     runner_storage: str = ""
     """memory: this process alone runs what it started. sql: pods share the work. "": memory on SQLite, else sql."""
     shard_lock: str = "auto"
-    """auto or row. Both mean row leases in this release."""
+    """row: who is silent for a lease is dead. advisory: who loses its session's lock is dead at once, too.
+    auto: what the cluster uses already; in a new one advisory where the database allows it, else row."""
     shards: int = 256
     lease: float = 10.0
     """How long peers believe a runner that they do not hear from."""

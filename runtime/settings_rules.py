@@ -206,8 +206,6 @@ class Identifier:
         return value
 
 
-NOT_YET = "advisory locks are not part of this release"
-
 RULES: Mapping[str, Rule] = {
     "db": DatabaseUrl(),
     "schema": Identifier(
@@ -216,7 +214,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "db_pool": Number(1, 1_000, "connections", whole=True),
     "runner_storage": Choice(("memory", "sql"), blank=True),
-    "shard_lock": Choice(("auto", "row"), {"advisory": NOT_YET}),
+    "shard_lock": Choice(("auto", "row", "advisory")),
     "shards": Number(1, 65_536, whole=True),
     "lease": Number(0.5, 3_600, "seconds"),
     "renewal": Number(0.05, 1_200, "seconds", zero="a quarter of the lease"),

@@ -2,7 +2,8 @@
 
 Runs on whatever event loop calls it; `keeper.py` gives it one of its own, on a thread of its own (R3).
 One database call at a time, on one connection, each with a deadline of one renewal period. A connection
-that failed is thrown away; a new one renews before it does anything else.
+that failed is thrown away; a new one renews before it does anything else, and then takes the runner's lock
+again where there is one (advisory mode): the lease and the shards are the runner's all the same.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import structlog
 
 from perdure.sharding.patience import Patience
 from perdure.sharding.state import KeeperState, LeaseConfig
+from perdure.sharding.suspicion import APART, Suspicion
 from perdure.storage.clock import Clock, Randomness
 from perdure.storage.errors import (
+    ConfigurationError,
     ConflictError,
     DatabaseUnavailable,
     InUseError,
@@ -26,7 +29,7 @@ from perdure.storage.errors import (
     RunnerDeclaredDead,
 )
 from perdure.storage.interface import ClusterStore, Renewal, RunnerIdentity
-from perdure.storage.model import RunnerRow, Topology
+from perdure.storage.model import Meta, RunnerRow, Topology
 
 T = TypeVar("T")
 
@@ -34,6 +37,16 @@ log = structlog.stdlib.get_logger("perdure.sharding")
 
 HARDLY = 0.005
 """Seconds past the moment somebody may be declared dead at which to look."""
+
+MODE_FACT = "shard_lock"
+"""The fact of a runner's row that says whether it holds a lock at all: only those who do can be seen to lose it."""
+
+LOCK_TRIES = 4
+"""How often a lock that an earlier session of ours may still hold is tried before that session is ended."""
+LOCK_PAUSE = 0.02
+QUICK_TRIES = 12
+"""Tries to reconnect, 30 ms apart, before they become fewer: a cut of 200 ms must be over before anybody can take the
+runner for lost."""
 
 
 class LeaseLoop:
@@ -58,6 +71,12 @@ class LeaseLoop:
         self._me: RunnerIdentity | None = None
         self._store: ClusterStore | None = None
         self._patience = Patience(renewal=config.renewal, look=config.look)
+        self._suspicion = Suspicion()
+        self._session: int | None = None  # that holds my lock
+        self._connected_at = float("-inf")
+        self._history = 0
+        self._cut = False
+        self._closing: set[asyncio.Task[None]] = set()
         self._renew_at = self._look_at = 0.0
         self._failures = 0
         self._stopping = asyncio.Event()
@@ -78,10 +97,15 @@ class LeaseLoop:
         """Connect, insert the runner row, look once. Raises what went wrong; nothing is tried twice."""
         store = self._open_store()
         try:
-            await store.open()  # bounds itself, and says what to check
-            sent = self._clock.monotonic()
+            self._check_mode(await store.open())  # bounds itself, and says what to check
+            self._watch(store)
+            await self._bounded(store.record_server())
+            # Before there is a row to which the lock belongs: whoever sees the row finds it held.
+            await self._take_lock(store, me.runner_id)
+            me = replace(me, info={**me.info, MODE_FACT: self._config.mode})
+            sent = self._connected_at = self._clock.monotonic()
             await self._bounded(store.register(me, self._config.lease))
-            self._me, self._store = me, store
+            self._me, self._store, self._history = me, store, store.history
             self._renewed(sent)
             await self._look()
         except BaseException:
@@ -127,6 +151,8 @@ class LeaseLoop:
     # ---- one step -----------------------------------------------------------------------------
 
     async def _step(self) -> None:
+        if self._cut:
+            await self._forget_connection()
         if self._store is None:
             await self._reconnect()
             return
@@ -143,22 +169,61 @@ class LeaseLoop:
         store = self._open_store()
         try:
             await self._bounded(store.open())
-            await self._renew(store)
+            self._watch(store)
+            if store.history != self._history:
+                await self._server_replaced(store)
+            else:
+                await self._renew(store, newly=True)
+            if self.state.alive:
+                assert self._me is not None
+                await self._take_lock(store, self._me.runner_id)
         except BaseException:
             with contextlib.suppress(Exception):
                 await self._bounded(store.close())
             raise
-        self._store = store
+        self._store, self._connected_at = store, self._clock.monotonic()
         self._look_at = float("-inf")
 
-    async def _renew(self, store: ClusterStore) -> None:
+    def _watch(self, store: ClusterStore) -> None:
+        """Hear at once when the connection is lost, rather than at the next call."""
+        self._cut = False
+
+        def lost() -> None:
+            if self._store is store:
+                self._cut = True
+                self._nudge.set()
+
+        store.on_lost(lost)
+
+    async def _take_lock(self, store: ClusterStore, runner_id: int) -> None:
+        """In advisory mode: hold the lock, whatever session of ours may still have it."""
+        if not self._config.advisory:
+            return
+        for tries in range(2 * LOCK_TRIES):
+            if tries == LOCK_TRIES:
+                log.warning(
+                    "lock.ghost-ended", what="an earlier session of this runner held its lock"
+                )
+                await self._bounded(store.end_lock_holder(runner_id))
+            self._session = await self._bounded(store.hold_lock(runner_id))
+            if self._session is not None:
+                return
+            await self._pause(self._stopping, LOCK_PAUSE)
+        raise DatabaseUnavailable(
+            "an earlier session of this runner holds its lock and does not end"
+        )
+
+    async def _renew(self, store: ClusterStore, *, newly: bool = False) -> None:
+        """newly: the connection is new, and its session need not be the one that has my lock."""
         assert self._me is not None
         sent = self._clock.monotonic()
         renewal = await self._bounded(store.renew(self._me.runner_id, self._config.lease))
-        if renewal.alive:
-            self._renewed(sent, renewal)
-        else:
+        if not renewal.alive:
             self._declared_dead()
+            return
+        self._renewed(sent, renewal)
+        if self._config.advisory and not (newly or self._cut or renewal.session == self._session):
+            self._sessions_rotate()
 
     def _renewed(self, sent: float, renewal: Renewal | None = None) -> None:
         """Trust counts from the sending: the database can only have given the lease later than that."""
@@ -180,11 +245,14 @@ class LeaseLoop:
         answered = self._clock.monotonic()
         self._look_at = answered + self._config.look
         self._patience.observe(topology.runners, sent=sent, answered=answered)
+        if self._store.history != self._history:
+            await self._server_replaced(self._store)
+            return
         mine = self._my_row(topology)
         if mine is None or mine.dead:
             self._declared_dead()
             return
-        fallen = await self._declare_expired(topology)
+        fallen = await self._declare_expired(topology) | await self._declare_lost(topology)
         if fallen:
             topology = replace(
                 topology,
@@ -220,12 +288,46 @@ class LeaseLoop:
                 )
         return fallen
 
+    async def _declare_lost(self, topology: Topology) -> set[int]:
+        """Declare dead whose lock is free and stays free, without waiting for their lease. Those who are."""
+        assert self._store is not None
+        if not self._config.advisory:
+            return set()
+        now = self._clock.monotonic()
+        if now - self._connected_at < 2 * self._config.renewal:
+            # Whatever cost me my session may have cost the others theirs: they get the time to come back.
+            self._suspicion.restart()
+            return set()
+        holders = [
+            row
+            for row in topology.runners
+            if not (row.dead or self._is_me(row)) and row.info.get(MODE_FACT) == "advisory"
+        ]
+        ids = [row.runner_id for row in holders]
+        free = await self._bounded(self._store.free_locks(ids)) if ids else ()
+        answered = self._clock.monotonic()
+        fallen: set[int] = set()
+        for row in self._suspicion.observe(holders, free, sent=now, answered=answered):
+            if await self._bounded(self._store.declare_lost(row.runner_id, row.renew_count)):
+                fallen.add(row.runner_id)
+                log.warning(
+                    "peer.declared-dead",
+                    runner=row.runner_id,
+                    replica=row.replica_id,
+                    address=row.address,
+                    what="the session that held its lock is gone",
+                )
+        return fallen
+
     def _plan_next_look(self, topology: Topology, answered: float) -> None:
         """Look again after the usual period, or just when a silent runner's time is up."""
         assert self._me is not None
         wait = self._patience.next_judgement(topology, self._me.runner_id)
         if wait is not None:
             self._look_at = min(self._look_at, answered + wait + HARDLY)
+        test = self._suspicion.next_test()
+        if test is not None:
+            self._look_at = min(self._look_at, test + HARDLY)
 
     def _name_clash(self, topology: Topology, mine: RunnerRow) -> InUseError | None:
         """An older runner with my replica id that goes on renewing is another live process: I am the one too many.
@@ -256,16 +358,35 @@ class LeaseLoop:
                 exc_info=not isinstance(error, PerdureError),
             )
         if not isinstance(error, ConflictError):
-            # A connection that may be cut is never used again, and whoever was silent while nobody could renew
-            # is heard anew.
-            store, self._store = self._store, None
-            self._patience.restart()
             self._set(ready=False, reason=reason)
-            if store is not None:
-                with contextlib.suppress(Exception):
-                    await self._bounded(store.close())
-        delay = backoff(self._failures, self._config.renewal, self._randomness.fraction())
-        await self._pause(self._stopping, delay)
+            await self._forget_connection()
+        await self._pause(self._stopping, self._delay())
+
+    def _delay(self) -> float:
+        """Before the next try to reconnect."""
+        fraction = self._randomness.fraction()
+        if self._config.advisory and self._failures <= QUICK_TRIES:
+            return 0.03 * (0.5 + fraction)
+        return backoff(self._failures, self._config.renewal, fraction)
+
+    async def _forget_connection(self) -> None:
+        """A connection that may be cut is never used again, and whoever was silent while nobody could renew is heard
+        anew. In advisory mode others may soon take me for lost: nothing is begun until I have renewed."""
+        store, self._store, self._cut = self._store, None, False
+        self._patience.restart()
+        self._suspicion.restart()
+        if self._config.advisory:
+            soon = self._clock.monotonic() + APART
+            self._set(trusted_until=min(self.state.trusted_until, soon))
+        if store is not None:
+            # A call that hangs in it is waited for by nobody.
+            closing = asyncio.create_task(self._close(store), name="keeper-closes")
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    async def _close(self, store: ClusterStore) -> None:
+        with contextlib.suppress(Exception):
+            await self._bounded(store.close())
 
     def _declared_dead(self) -> None:
         log.error("runner.declared-dead", what="it writes nothing any more", runner=self._me)
@@ -275,6 +396,38 @@ class LeaseLoop:
             trusted_until=float("-inf"),
             reason="this runner was declared dead",
         )
+
+    async def _server_replaced(self, store: ClusterStore) -> None:
+        """Another server, or an older copy of this one: what I know of its rows is void. Goes on as a new runner."""
+        log.error(
+            "runner.void", what="the database is not the one it was; it goes on as a new runner"
+        )
+        assert self._me is not None
+        with contextlib.suppress(Exception):  # else my row there, if there is one, ages out
+            await self._bounded(store.leave(self._me.runner_id))
+        self._set(
+            alive=False,
+            ready=False,
+            trusted_until=float("-inf"),
+            reason="the database is not the one it was",
+        )
+
+    def _sessions_rotate(self) -> None:
+        """The lock is no longer on the session that renews: it says nothing of this runner any more."""
+        reason = (
+            "a pooler rotates the sessions of the keeper's connection, so that its advisory lock is on none of them "
+            "for certain: connect directly or through a pooler in session mode, or set PERDURE_SHARD_LOCK=row with "
+            "all pods stopped"
+        )
+        self._set(ready=False, reason=reason, failure=ConfigurationError(reason))
+
+    def _check_mode(self, meta: Meta) -> None:
+        """The cluster may have changed its mode since this process agreed to one."""
+        if meta.lock_mode not in (None, self._config.mode):
+            raise ConfigurationError(
+                f"the cluster uses {meta.lock_mode!r} locks by now, this process {self._config.mode!r}: restart it, "
+                f"with PERDURE_SHARD_LOCK={meta.lock_mode} or auto"
+            )
 
     async def _bounded(self, call: Coroutine[Any, Any, T]) -> T:
         """A database call with the keeper's deadline of one renewal period."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from perdure.sharding.lock_mode import LockMode
 from perdure.storage.errors import ConfigurationError, PerdureError
 from perdure.storage.model import Topology
 
@@ -13,13 +14,15 @@ class LeaseConfig:
     """Times of the lease protocol, in seconds; the same in all processes of a cluster.
 
     lease: how long a runner is believed alive after a renewal. renewal: the period of renewals, also the deadline of
-    each of the keeper's database calls. look: the period of looks at runners and shards.
+    each of the keeper's database calls. look: the period of looks at runners and shards. advisory: beside its lease
+    each runner holds a lock of its session, and who loses it need not be waited for.
     Raises `ConfigurationError` when a lease does not outlast two renewals.
     """
 
     lease: float = 10.0
     renewal: float = 2.5
     look: float = 0.5
+    advisory: bool = False
 
     def __post_init__(self) -> None:
         for name, value in (("lease", self.lease), ("renewal", self.renewal), ("look", self.look)):
@@ -32,6 +35,10 @@ class LeaseConfig:
                 f"a lease of {self.lease:g} s is too short for a renewal each {self.renewal:g} s: "
                 "make the lease at least twice the renewal (four times is usual)"
             )
+
+    @property
+    def mode(self) -> LockMode:
+        return "advisory" if self.advisory else "row"
 
     @property
     def trust(self) -> float:

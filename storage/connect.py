@@ -47,6 +47,10 @@ class Database(Protocol):
 
     def cluster(self) -> ClusterStore: ...
 
+    def keeper(self) -> ClusterStore:
+        """For a keeper: while its connection is lost, the other stores made here wait before they make new ones."""
+        ...
+
     def hints(self) -> HintChannel: ...
 
 

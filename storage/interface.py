@@ -14,7 +14,7 @@ statement never waits for a row lock.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from perdure.storage.model import (
@@ -23,6 +23,7 @@ from perdure.storage.model import (
     Entry,
     Hint,
     JournalPage,
+    LockFacts,
     Mailbox,
     Message,
     Meta,
@@ -49,6 +50,7 @@ class Capabilities:
 
     shared: several processes may use it at once. multi_host: from several machines.
     pushes_hints: hints reach other processes by themselves (else a change is noticed by polling).
+    session_locks: a session can hold a lock that others see and that ends with it (`ClusterStore.hold_lock`).
     """
 
     dialect: str
@@ -57,6 +59,7 @@ class Capabilities:
     multi_host: bool
     pushes_hints: bool
     returning: bool
+    session_locks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +75,13 @@ class RunnerIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """alive: False = declared dead (or the row is gone): never re-insert it."""
+    """alive: False = declared dead (or the row is gone): never re-insert it.
+
+    session: which of the server's sessions answered; None where there are none."""
 
     alive: bool
     db_now: float
+    session: int | None = None
 
 
 class RunStore(ABC):
@@ -235,6 +241,26 @@ class ClusterStore(ABC):
         whatever any process is told, all are told the same."""
 
     @abstractmethod
+    async def read_lock_facts(self) -> LockFacts:
+        """What decides over the lock mode. Opens five more connections for a moment where sessions can hold locks."""
+
+    @abstractmethod
+    async def change_lock_mode(self, lock_mode: str) -> None:
+        """Another mode for a cluster without live runners: those whose lease is over are declared dead.
+
+        `ConfigurationError` naming the live ones, and what to do."""
+
+    @property
+    @abstractmethod
+    def history(self) -> int:
+        """Grows when the server behind a new connection of this process (of any store) turns out to be another one,
+        or one that lacks commits that this process has seen. What was known of its rows is void then."""
+
+    @abstractmethod
+    async def record_server(self) -> None:
+        """Note in `meta` which server this is, and what was seen to have happened to it."""
+
+    @abstractmethod
     async def register(self, me: RunnerIdentity, lease: float) -> None:
         """Insert my runner row; expires_at = database now + lease (seconds). A dead id: `RunnerDeclaredDead`."""
 
@@ -252,6 +278,30 @@ class ClusterStore(ABC):
     async def declare_dead(self, runner_id: int, renew_count: int) -> bool:
         """True if this runner is dead now (by this call or before): expired by the database's clock and renew_count
         unchanged. Patience (R2) is the caller's part."""
+
+    # -- locks of sessions: only where `Capabilities.session_locks`
+    @abstractmethod
+    def on_lost(self, call: Callable[[], None]) -> None:
+        """Call this on the store's loop as soon as its connection, and with it a lock held, goes away."""
+
+    @abstractmethod
+    async def hold_lock(self, runner_id: int) -> int | None:
+        """Hold, for as long as this store's connection lives, the lock by which others see that the runner does.
+
+        The session that holds it now (`Renewal.session` tells whether it still is the one); None: somebody else does,
+        which can only be an earlier connection of the same runner. Holding it twice does no harm."""
+
+    @abstractmethod
+    async def end_lock_holder(self, runner_id: int) -> None:
+        """End every other session that holds this runner's lock. They are gone a moment later."""
+
+    @abstractmethod
+    async def free_locks(self, runner_ids: Sequence[int]) -> Collection[int]:
+        """Those of these runners whose lock nobody holds. Looks only: never in the way of one who takes it."""
+
+    @abstractmethod
+    async def declare_lost(self, runner_id: int, renew_count: int) -> bool:
+        """As `declare_dead`, but the lease need not be over: nobody holds the lock, and renew_count is unchanged."""
 
     @abstractmethod
     async def declare_others_dead(self, runner_id: int) -> Sequence[int]:

@@ -380,6 +380,20 @@ class ShardRow:
 
 
 @dataclass(frozen=True, slots=True)
+class LockFacts:
+    """What a database was found to be, for the choice of the lock mode.
+
+    session_locks: others can see a lock that a session holds, and it ends with the session. rotated: how it was
+    noticed that statements of one connection run in several sessions (a pooler); None: they do not.
+    several_writers: what makes several servers take writes, each with locks of its own; None: there is one.
+    """
+
+    session_locks: bool
+    rotated: str | None = None
+    several_writers: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Topology:
     """Runners and shards in one snapshot, with the database's clock."""
 
@@ -467,3 +481,7 @@ class Meta:
     lock_mode: str | None
     cluster_id: str
     server_identity: str | None = None
+    server: str | None = None
+    """Which server runners last booted on (identifier/time line), as they wrote it down."""
+    server_change: str | None = None
+    """When and how that changed last."""

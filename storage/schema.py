@@ -99,4 +99,6 @@ def read_meta(
         lock_mode=rows.get("lock_mode"),
         cluster_id=rows.get("cluster_id") or "",
         server_identity=server_identity,
+        server=rows.get("server"),
+        server_change=rows.get("server_change"),
     )

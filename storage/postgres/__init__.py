@@ -8,6 +8,7 @@ from perdure.storage.interface import ClusterStore, HintChannel, RunStore
 from perdure.storage.postgres.cluster import PostgresClusterStore
 from perdure.storage.postgres.hints import PostgresHintChannel
 from perdure.storage.postgres.runs import PostgresRunStore
+from perdure.storage.postgres.server import Server
 
 
 class PostgresDatabase:
@@ -17,14 +18,18 @@ class PostgresDatabase:
         self, settings: DatabaseSettings, *, clock: Clock, randomness: Randomness | None = None
     ) -> None:
         self._settings = settings
+        self._server = Server(settings, clock)
         self._clock = clock
         self._randomness = randomness or SystemRandomness()
 
     def runs(self) -> RunStore:
-        return PostgresRunStore(self._settings, clock=self._clock, randomness=self._randomness)
+        return PostgresRunStore(self._server, clock=self._clock, randomness=self._randomness)
 
     def cluster(self) -> ClusterStore:
-        return PostgresClusterStore(self._settings, clock=self._clock)
+        return PostgresClusterStore(self._server, clock=self._clock)
+
+    def keeper(self) -> ClusterStore:
+        return PostgresClusterStore(self._server, clock=self._clock, keeper=True)
 
     def hints(self) -> HintChannel:
-        return PostgresHintChannel(self._settings, randomness=self._randomness)
+        return PostgresHintChannel(self._server, randomness=self._randomness)

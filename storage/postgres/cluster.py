@@ -3,56 +3,78 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from datetime import UTC, datetime
 
 import asyncpg
+import structlog
 
 from perdure.storage.clock import Clock
-from perdure.storage.connect import DatabaseSettings
 from perdure.storage.errors import ConfigurationError, RunnerDeclaredDead
 from perdure.storage.interface import Capabilities, ClusterStore, Renewal, RunnerIdentity
-from perdure.storage.model import Meta, ShardHold, Topology
+from perdure.storage.model import LockFacts, Meta, ShardHold, Topology
 from perdure.storage.postgres import columns, queries
-from perdure.storage.postgres.address import address_of
+from perdure.storage.postgres.liveness import lock_facts, lock_key
 from perdure.storage.postgres.meta import capabilities_of, read_agreed
 from perdure.storage.postgres.pool import Calls, Lane
 from perdure.storage.postgres.queries import Row
-from perdure.storage.postgres.session import Session, name_of, open_session
+from perdure.storage.postgres.server import Server, position_of
+from perdure.storage.postgres.session import CONNECT_SECONDS, Session, name_of
+from perdure.storage.verdicts import still_alive
+
+log = structlog.stdlib.get_logger("perdure.storage")
 
 
 class PostgresClusterStore(ClusterStore):
     """For one thread and loop; calls queue behind each other."""
 
-    def __init__(self, settings: DatabaseSettings, *, clock: Clock) -> None:
-        self._settings = settings
+    def __init__(self, server: Server, *, clock: Clock, keeper: bool = False) -> None:
+        """keeper: its connection comes first, the others of the process wait for it."""
+        self._server = server
+        self._settings = server.settings
         self._clock = clock
-        self._address = address_of(settings.url)
+        self._keeper = keeper
+        self._address = server.address
         self._lane = Lane(1, self._open_session)
         self._calls = Calls()
+        self._cluster_id = ""
+        self._lost: Callable[[], None] = _nobody_asked
         self.capabilities: Capabilities = capabilities_of(None)
 
     async def open(self) -> Meta:
         return await self._calls.shielded(self._open())
 
     async def _open(self) -> Meta:
-        session = await open_session(self._settings, self._address, hot=True)
+        session = await self._connect()
         try:
             meta = await read_agreed(session, self._settings, self._address)
         except BaseException:
             await session.close()
             raise
+        self._cluster_id = meta.cluster_id
         self.capabilities = capabilities_of(session)
         self._lane.offer(session)
         return meta
 
     async def close(self) -> None:
         await self._calls.settled(self._settings.deadline)
+        ended = self._keeper and self._lane.connected  # else it was lost, and is to come back first
         await self._lane.close()
+        if ended:
+            self._server.precedence.back()
 
     async def _open_session(self) -> Session:
-        return await open_session(
-            self._settings, self._address, hot=True, seconds=self._settings.deadline
+        return await self._connect(self._settings.deadline)
+
+    async def _connect(self, seconds: float = CONNECT_SECONDS) -> Session:
+        session = await self._server.open_session(
+            hot=True, seconds=seconds, keeper=self._keeper, guarded=True
         )
+        session.connection.add_termination_listener(lambda _: self._lost())
+        return session
+
+    def on_lost(self, call: Callable[[], None]) -> None:
+        self._lost = call
 
     async def _call(self, sql: str, *args: object, writes: bool = True) -> list[Row]:
         deadline = self._settings.deadline
@@ -101,6 +123,66 @@ class PostgresClusterStore(ClusterStore):
         rows = known or await self._call(queries.HINT_KEY, fresh)
         return str(rows[0]["value"])
 
+    @property
+    def history(self) -> int:
+        return self._server.history
+
+    async def record_server(self) -> None:
+        await self._calls.shielded(self._record_server())
+
+    async def _record_server(self) -> None:
+        deadline = self._settings.deadline
+
+        async def use(session: Session) -> None:
+            found = str(await position_of(session, deadline))
+            rows = await session.fetch(queries.READ_META, writes=False, deadline=deadline)
+            known = {row["key"]: row["value"] for row in rows}
+            change = self._server.take_change()
+            if change is None and known.get("server") not in (None, found):
+                change = (
+                    f"the cluster was last used on the server {known['server']}, this is {found}"
+                )
+                log.error("server.changed", database=self._address.shown, what=change)
+            facts = {"server": found}
+            if change is not None:
+                facts["server_change"] = f"{_utc(self._clock.now())} {change}"
+            for key, value in facts.items():
+                if known.get(key) != value:
+                    await session.fetch(
+                        queries.RECORD_FACT, key, value, writes=True, deadline=deadline
+                    )
+
+        await self._lane.run(use, what="record_server", patience=deadline)
+
+    async def read_lock_facts(self) -> LockFacts:
+        return await self._calls.shielded(lock_facts(self._address))
+
+    async def change_lock_mode(self, lock_mode: str) -> None:
+        await self._calls.shielded(self._change_lock_mode(lock_mode))
+
+    async def _change_lock_mode(self, lock_mode: str) -> None:
+        async def transaction(connection: asyncpg.Connection) -> list[Row]:
+            async with connection.transaction():
+                await connection.fetch(queries.LOCK_MODE)
+                live = await connection.fetch(queries.LIVE_RUNNERS)
+                if not live:
+                    await connection.execute(queries.BURY_RUNNERS)
+                    await connection.execute(queries.SET_LOCK_MODE, lock_mode)
+                return list(live)
+
+        async def use(session: Session) -> list[Row]:
+            return await session.run(
+                transaction, what="change_lock_mode", writes=True, deadline=self._settings.deadline
+            )
+
+        live = await self._lane.run(use, what="change_lock_mode", patience=self._settings.deadline)
+        if live:
+            raise still_alive(
+                self._address.shown,
+                lock_mode,
+                [(row["replica_id"], row["address"]) for row in live],
+            )
+
     async def register(self, me: RunnerIdentity, lease: float) -> None:
         rows = await self._call(
             queries.REGISTER,
@@ -118,7 +200,9 @@ class PostgresClusterStore(ClusterStore):
 
     async def renew(self, runner_id: int, lease: float) -> Renewal:
         rows = await self._call(queries.RENEW, runner_id, lease)
-        return Renewal(alive=rows[0]["alive"], db_now=rows[0]["db_now"])
+        row = rows[0]
+        self._server.flushed(row["flushed"])
+        return Renewal(alive=row["alive"], db_now=row["db_now"], session=row["session"])
 
     async def set_draining(self, runner_id: int) -> None:
         await self._call(queries.SET_DRAINING, runner_id)
@@ -136,8 +220,35 @@ class PostgresClusterStore(ClusterStore):
     async def declare_dead(self, runner_id: int, renew_count: int) -> bool:
         if await self._call(queries.DECLARE_DEAD, runner_id, renew_count):
             return True
+        return await self._is_dead(runner_id)
+
+    async def _is_dead(self, runner_id: int) -> bool:
         rows = await self._call(queries.IS_DEAD, runner_id, writes=False)
         return not rows or bool(rows[0]["dead"])
+
+    # -- locks of sessions
+    def _key(self, runner_id: int) -> int:
+        return lock_key(self._settings.schema, self._cluster_id, runner_id)
+
+    async def hold_lock(self, runner_id: int) -> int | None:
+        rows = await self._call(queries.HOLD_LOCK, self._key(runner_id), writes=False)
+        return rows[0]["session"] if rows[0]["held"] else None
+
+    async def end_lock_holder(self, runner_id: int) -> None:
+        await self._call(queries.END_LOCK_HOLDER, self._key(runner_id), writes=False)
+
+    async def free_locks(self, runner_ids: Sequence[int]) -> Collection[int]:
+        if not runner_ids:
+            return frozenset()
+        keys = [self._key(runner_id) for runner_id in runner_ids]
+        rows = await self._call(queries.FREE_LOCKS, list(runner_ids), keys, writes=False)
+        return frozenset(row["runner_id"] for row in rows)
+
+    async def declare_lost(self, runner_id: int, renew_count: int) -> bool:
+        key = self._key(runner_id)
+        if await self._call(queries.DECLARE_LOST, runner_id, renew_count, key):
+            return True
+        return await self._is_dead(runner_id)
 
     async def declare_others_dead(self, runner_id: int) -> Sequence[int]:
         rows = await self._call(queries.DECLARE_OTHERS_DEAD, runner_id)
@@ -166,3 +277,11 @@ class PostgresClusterStore(ClusterStore):
     async def delete_dead_runners(self, before: float) -> int:
         rows = await self._call(queries.DELETE_DEAD_RUNNERS, before)
         return int(rows[0][0])
+
+
+def _nobody_asked() -> None:
+    """Nobody wants to know that the connection is lost."""
+
+
+def _utc(instant: float) -> str:
+    return datetime.fromtimestamp(instant, UTC).isoformat(timespec="seconds")

@@ -16,13 +16,12 @@ from collections.abc import Callable, Iterable, Sequence
 import asyncpg
 
 from perdure.storage.clock import Randomness
-from perdure.storage.connect import DatabaseSettings
 from perdure.storage.errors import ConfigurationError, PerdureError
 from perdure.storage.interface import HintChannel
 from perdure.storage.model import Hint, HintKind
 from perdure.storage.postgres import queries
-from perdure.storage.postgres.address import address_of
-from perdure.storage.postgres.session import Session, open_session
+from perdure.storage.postgres.server import Server
+from perdure.storage.postgres.session import Session
 
 log = logging.getLogger(__name__)
 
@@ -36,10 +35,11 @@ PROBE_SECONDS = 10.0
 class PostgresHintChannel(HintChannel):
     """One process's ear and mouth. Lives on the loop that opens it."""
 
-    def __init__(self, settings: DatabaseSettings, *, randomness: Randomness) -> None:
-        self._settings = settings
+    def __init__(self, server: Server, *, randomness: Randomness) -> None:
+        self._server = server
+        self._settings = settings = server.settings
         self._randomness = randomness
-        self._address = address_of(settings.url)
+        self._address = server.address
         self._sender = f"{randomness.bits63():016x}"
         self._channel = channel_name(settings.schema)
         self._receive: Callable[[Sequence[Hint]], None] | None = None
@@ -76,7 +76,7 @@ class PostgresHintChannel(HintChannel):
 
     # -- listening
     async def _listen(self) -> None:
-        session = await open_session(self._settings, self._address, hot=False)
+        session = await self._server.open_session(hot=False)
         try:
             session.connection.add_termination_listener(self._on_lost)
             await session.connection.add_listener(self._channel, self._on_notify)

@@ -23,6 +23,7 @@ def capabilities_of(session: Session | None) -> Capabilities:
         multi_host=True,
         pushes_hints=True,
         returning=True,
+        session_locks=True,
     )
 
 

@@ -55,6 +55,11 @@ class Lane:
         finally:
             self._free.release()
 
+    @property
+    def connected(self) -> bool:
+        """Whether a connection that lives is idle here."""
+        return any(session.alive for session in self._idle)
+
     def offer(self, session: Session) -> None:
         """Keep a connection that was opened before."""
         self._idle.append(session)

@@ -5,4 +5,5 @@ with u as (
    where runner_id = $1 and not dead
   returning 1
 )
-select exists (select 1 from u) as alive, clock_timestamp() as db_now;
+select exists (select 1 from u) as alive, clock_timestamp() as db_now, pg_backend_pid() as session,
+       case when not pg_is_in_recovery() then (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint end as flushed;

@@ -10,7 +10,6 @@ import asyncpg
 
 from perdure.storage import births
 from perdure.storage.clock import Clock, Randomness
-from perdure.storage.connect import DatabaseSettings
 from perdure.storage.errors import (
     ConfigurationError,
     DatabaseUnavailable,
@@ -39,12 +38,12 @@ from perdure.storage.model import (
 )
 from perdure.storage.paging import journal_page
 from perdure.storage.postgres import columns, queries
-from perdure.storage.postgres.address import address_of
 from perdure.storage.postgres.lists import list_statement
 from perdure.storage.postgres.meta import capabilities_of, read_agreed
 from perdure.storage.postgres.pool import Calls, Lane, lane_sizes
 from perdure.storage.postgres.queries import Row
-from perdure.storage.postgres.session import Backend, Session, name_of, open_session
+from perdure.storage.postgres.server import Server
+from perdure.storage.postgres.session import Backend, Session, name_of
 from perdure.storage.postgres.settlement import Settlement
 from perdure.storage.verdicts import check_batch, judge
 
@@ -56,11 +55,12 @@ REMEMBERED_GHOSTS = 1000
 class PostgresRunStore(RunStore):
     """One process's way to its runs, over `settings.pool` connections in three lanes."""
 
-    def __init__(self, settings: DatabaseSettings, *, clock: Clock, randomness: Randomness) -> None:
-        self._settings = settings
+    def __init__(self, server: Server, *, clock: Clock, randomness: Randomness) -> None:
+        self._server = server
+        self._settings = settings = server.settings
         self._clock = clock
         self._randomness = randomness
-        self._address = address_of(settings.url)
+        self._address = server.address
         commits, runner, clients = lane_sizes(settings.pool)
         self._commit_lane = Lane(commits, self._open_hot)
         self._runner_lane = Lane(runner, self._open_hot)
@@ -74,7 +74,7 @@ class PostgresRunStore(RunStore):
         return await self._calls.shielded(self._open())
 
     async def _open(self) -> Meta:
-        session = await open_session(self._settings, self._address, hot=True)
+        session = await self._server.open_session(hot=True)
         try:
             meta = await read_agreed(session, self._settings, self._address)
         except BaseException:
@@ -90,9 +90,7 @@ class PostgresRunStore(RunStore):
         await asyncio.gather(*(lane.close() for lane in lanes))
 
     async def _open_hot(self) -> Session:
-        return await open_session(
-            self._settings, self._address, hot=True, seconds=self._settings.deadline
-        )
+        return await self._server.open_session(hot=True, seconds=self._settings.deadline)
 
     # -- how statements are run
     async def _fetch(self, lane: Lane, sql: str, *args: object, writes: bool = False) -> list[Row]:

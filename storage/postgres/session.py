@@ -31,6 +31,16 @@ EPOCH_2000 = 946_684_800_000_000
 """PostgreSQL counts microseconds from 2000-01-01."""
 
 
+WATCH_CLIENT = "client_connection_check_interval = '2s'"
+GUARD = (
+    "tcp_keepalives_idle = 1",
+    "tcp_keepalives_interval = 1",
+    "tcp_keepalives_count = 2",
+    "tcp_user_timeout = 3000",
+)
+"""A session whose other end is silent is gone after three seconds, and its locks with it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Backend:
     """The server's process behind a session; with its start it is never mistaken for a later one."""
@@ -115,14 +125,18 @@ def name_of(sql: str) -> str:
     return sql.split("\n", 1)[0].removeprefix("-- name: ")
 
 
-async def connect_plainly(address: Address, seconds: float = CONNECT_SECONDS) -> asyncpg.Connection:
-    """A connection without our settings. Raises `ConfigurationError` that says what to check."""
+async def connect_plainly(
+    address: Address, seconds: float = CONNECT_SECONDS, *, statements: int = 200
+) -> asyncpg.Connection:
+    """A connection without our settings. Raises `ConfigurationError` that says what to check.
+
+    statements: how many prepared ones it keeps; 0 where a pooler may change the session between two transactions."""
     try:
         async with asyncio.timeout(seconds):
             connection = await asyncpg.connect(
                 address.dsn,
                 timeout=seconds,
-                statement_cache_size=200,
+                statement_cache_size=statements,
                 max_cached_statement_lifetime=0,
                 max_cacheable_statement_size=64 * 1024,
             )
@@ -139,13 +153,19 @@ async def connect_plainly(address: Address, seconds: float = CONNECT_SECONDS) ->
 
 
 async def open_session(
-    settings: DatabaseSettings, address: Address, *, hot: bool, seconds: float = CONNECT_SECONDS
+    settings: DatabaseSettings,
+    address: Address,
+    *,
+    hot: bool,
+    seconds: float = CONNECT_SECONDS,
+    guarded: bool = False,
 ) -> Session:
-    """Connect and make the settings. hot: plans for looping statements. Raises `ConfigurationError`, with advice."""
+    """Connect and make the settings. hot: plans for looping statements. guarded: the server gives the session up
+    soon after the network to us is gone. Raises `ConfigurationError`, with advice."""
     connection = await connect_plainly(address, seconds)
     try:
         async with asyncio.timeout(seconds):
-            backend = await _prepare(connection, settings, hot=hot)
+            backend = await _prepare(connection, settings, hot=hot, guarded=guarded)
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
         connection.terminate()
         raise explain_connect(error, address, seconds) from None
@@ -156,16 +176,15 @@ async def open_session(
 
 
 async def _prepare(
-    connection: asyncpg.Connection, settings: DatabaseSettings, *, hot: bool
+    connection: asyncpg.Connection, settings: DatabaseSettings, *, hot: bool, guarded: bool
 ) -> Backend:
     # Settings are made after connecting: poolers refuse startup parameters they do not know.
     await connection.execute(
         "".join(f"set {line};" for line in _session_settings(settings, hot=hot))
     )
-    with contextlib.suppress(
-        asyncpg.PostgresError
-    ):  # refused where the server's system cannot watch sockets
-        await connection.execute("set client_connection_check_interval = '2s'")
+    for line in (WATCH_CLIENT, *(GUARD if guarded else ())):
+        with contextlib.suppress(asyncpg.PostgresError):  # the server's system cannot do it
+            await connection.execute(f"set {line}")
     await connection.set_type_codec(
         "timestamptz",
         schema="pg_catalog",

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from perdure.storage.clock import from_micros, to_micros
 from perdure.storage.errors import ConfigurationError, RunnerDeclaredDead
 from perdure.storage.interface import ClusterStore, Renewal, RunnerIdentity
-from perdure.storage.model import SLOTS, Meta, RunnerRow, ShardHold, ShardRow, Topology
+from perdure.storage.model import SLOTS, LockFacts, Meta, RunnerRow, ShardHold, ShardRow, Topology
 from perdure.storage.sqlite.transaction import Row, Transaction, as_list, storable
 from perdure.storage.sqlite.worker import Work
+from perdure.storage.verdicts import still_alive
 
 if TYPE_CHECKING:
     from perdure.storage.sqlite.database import SqliteDatabase
@@ -53,6 +54,20 @@ class SqliteClusterStore(ClusterStore):
         known = await self._database.reader.read(read_hint_key, urgent=True)
         return known if known else await self._write(lambda tx: hint_key(tx, fresh))
 
+    async def read_lock_facts(self) -> LockFacts:
+        return LockFacts(session_locks=False)
+
+    async def change_lock_mode(self, lock_mode: str) -> None:
+        where = str(self._database.path or ":memory:")
+        await self._write(lambda tx: change_lock_mode(tx, lock_mode, where))
+
+    @property
+    def history(self) -> int:
+        return 0
+
+    async def record_server(self) -> None:
+        return
+
     async def register(self, me: RunnerIdentity, lease: float) -> None:
         await self._write(lambda tx: register(tx, me, lease))
 
@@ -67,6 +82,22 @@ class SqliteClusterStore(ClusterStore):
 
     async def declare_dead(self, runner_id: int, renew_count: int) -> bool:
         return await self._write(lambda tx: declare_dead(tx, runner_id, renew_count))
+
+    # -- there are no sessions, so none of their locks: nobody is lost before the lease is over
+    def on_lost(self, call: Callable[[], None]) -> None:
+        return
+
+    async def hold_lock(self, runner_id: int) -> int | None:
+        return None
+
+    async def end_lock_holder(self, runner_id: int) -> None:
+        return
+
+    async def free_locks(self, runner_ids: Sequence[int]) -> Collection[int]:
+        return frozenset()
+
+    async def declare_lost(self, runner_id: int, renew_count: int) -> bool:
+        return await self._database.reader.read(lambda tx: is_dead(tx, runner_id), urgent=True)
 
     async def declare_others_dead(self, runner_id: int) -> Sequence[int]:
         return await self._write(
@@ -131,6 +162,14 @@ def hint_key(tx: Transaction, fresh: str) -> str:
     if known is None:
         tx.run("agree", {"key": "hint_key", "value": fresh})
     return known or fresh
+
+def change_lock_mode(tx: Transaction, lock_mode: str, where: str) -> None:
+    """For a cluster that stands still."""
+    live = tx.rows("live_runners", {"now": tx.now})
+    if live:
+        raise still_alive(where, lock_mode, [(row[0], row[1]) for row in live])
+    tx.run("bury_runners", {"now": tx.now})
+    tx.run("agree", {"key": "lock_mode", "value": lock_mode})
 
 
 def _lease_end(tx: Transaction, lease: float) -> int:

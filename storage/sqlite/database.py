@@ -51,6 +51,7 @@ class SqliteDatabase:
             multi_host=False,
             pushes_hints=False,
             returning=True,
+            session_locks=False,
         )
         self._link: FileLink | MemoryLink = (
             MemoryLink(clock) if self.path is None else FileLink(self.path, settings, clock)
@@ -61,6 +62,9 @@ class SqliteDatabase:
 
     def cluster(self) -> ClusterStore:
         return SqliteClusterStore(self)
+
+    def keeper(self) -> ClusterStore:
+        return self.cluster()
 
     def hints(self) -> HintChannel:
         return SilentHintChannel() if self.path is None else SqliteHintChannel(self)

@@ -76,6 +76,9 @@ class Watched:
     def cluster(self) -> ClusterStore:
         return self._database.cluster()
 
+    def keeper(self) -> ClusterStore:
+        return self._database.keeper()
+
     def hints(self) -> HintChannel:
         return self._database.hints()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 
 from perdure.sharding.keeper import Keeper
 from perdure.sharding.ownership import Ownership
@@ -44,7 +45,7 @@ class Member:
         self._crowd = [] if crowd is None else crowd
         self._crowd.append(self)
         self.keeper = Keeper(
-            database.cluster,
+            database.keeper,
             RunnerIdentity(number, replica or f"pod-{number}", f"10.0.0.{number}:34000", [], {}),
             leases,
             self._clock,
@@ -125,7 +126,16 @@ class Member:
 class Cluster:
     """A database with 256 shards, members, and an observer of its own."""
 
-    def __init__(self, url: str, *, shards: int = 256, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        shards: int = 256,
+        clock: Clock | None = None,
+        leases: LeaseConfig = LEASES,
+        lock: str = "row",
+    ) -> None:
+        self.leases = replace(leases, advisory=lock == "advisory")
         self.clock = clock or SystemClock()
         self.settings = DatabaseSettings(url)
         self.database = connect(self.settings, clock=self.clock)
@@ -136,7 +146,7 @@ class Cluster:
 
     async def open(self) -> Cluster:
         await self.observer.open()
-        await self.observer.agree(shard_count=self.shards, lock_mode="row")
+        await self.observer.agree(shard_count=self.shards, lock_mode=self.leases.mode)
         return self
 
     async def close(self) -> None:
@@ -150,6 +160,7 @@ class Cluster:
         url: of the same database by another way."""
         settings = self.settings if url is None else DatabaseSettings(url)
         database = connect(settings, clock=self.clock)
+        options = {"leases": self.leases, **options}
         member = Member(number, database, clock=self.clock, crowd=self.members, **options)  # type: ignore[arg-type]
         self.everyone.append(member)
         return member

@@ -26,6 +26,12 @@ update perdure_runners
    set expires_at = max(expires_at, :expires_at), renew_count = renew_count + 1
  where runner_id = :runner_id and not dead
 
+-- name: live_runners
+select replica_id, address from perdure_runners where not dead and expires_at > :now order by replica_id
+
+-- name: bury_runners
+update perdure_runners set dead = 1 where not dead and expires_at <= :now
+
 -- name: set_draining
 update perdure_runners set draining = 1 where runner_id = :runner_id
 

@@ -10,7 +10,9 @@ import structlog
 
 from perdure.runtime.logs import BootFacts, boot_facts, configure_logs, log_boot
 from perdure.runtime.settings import Settings
+from perdure.sharding.lock_mode import choose
 from perdure.storage.interface import Capabilities
+from perdure.storage.model import LockFacts
 
 SECRET = "s3cr3t/w@rd"
 URL = f"postgresql://me:{SECRET}@db.example/shop"
@@ -45,7 +47,9 @@ def lines(stream) -> list[dict]:
 
 def facts(**settings: Any) -> BootFacts:
     made = Settings(**{"db": URL, **settings})
-    return boot_facts(made, SERVER, replica_id="pod-1", address=f"{made.runner_host}:34000")
+    lock = choose(made.shard_lock, None, LockFacts(session_locks=not made.sqlite))
+    address = f"{made.runner_host}:34000"
+    return boot_facts(made, SERVER, lock=lock, replica_id="pod-1", address=address)
 
 
 @pytest.mark.req("CL12")
@@ -59,7 +63,7 @@ class TestBootLine:
             "engine": "sql",
             "dialect": "postgresql 15.4",
             "tier": "full",
-            "shard_lock": "row",
+            "shard_lock": "advisory",
             "cdc": "none in this release",
             "cron": "none in this release",
             "returning": "yes",

@@ -1,5 +1,7 @@
 """Figures of the lease protocol."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,7 +36,7 @@ def test_a_trusted_lease_outlasts_one_missed_renewal_of_four(lease: float, share
         ({"lease": 4.0, "renewal": 2.5}, "too short for a renewal each 2.5 s"),
     ],
 )
-def test_figures_that_cannot_work_are_refused(figures: dict[str, float], words: str):
+def test_figures_that_cannot_work_are_refused(figures: dict[str, Any], words: str):
     with pytest.raises(ConfigurationError, match=words):
         LeaseConfig(**figures)
 

@@ -1,0 +1,87 @@
+"""Whether a lock held by a session can tell that a runner lives, and which lock that is."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from contextlib import AsyncExitStack
+
+import asyncpg
+
+from perdure.storage.errors import ConfigurationError
+from perdure.storage.model import LockFacts
+from perdure.storage.postgres.address import Address
+from perdure.storage.postgres.session import connect_plainly
+
+OTHERS = 5
+"""Transactions opened between two statements of one connection: a pooler has to give its session to one of them."""
+PROBE_SECONDS = 2.0
+LOSSES = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, ConfigurationError)
+
+
+def lock_key(schema: str | None, cluster_id: str, runner_id: int) -> int:
+    """A signed 64-bit number: advisory locks of one database are shared by all clusters in it, and by others."""
+    text = f"perdure_/{schema or ''}/{cluster_id}/{runner_id}"
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
+
+
+async def lock_facts(address: Address) -> LockFacts:
+    """Connects anew. Raises `ConfigurationError` if not even that is possible."""
+    return LockFacts(session_locks=True, rotated=await rotation(address))
+
+
+async def rotation(address: Address) -> str | None:
+    """How it shows that a pooler gives one connection's statements to several sessions; None: it does not.
+
+    A quiet pooler hands the same session out again and again, so others use what it has in between; what it then
+    has left, and what the others were given, tells.
+    """
+    async with AsyncExitStack() as stack:
+        first = await _connected(address, stack)
+        mark = secrets.token_hex(8)
+        before = await _session_of(first, leave=mark)
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                for _ in range(OTHERS):
+                    other = await _connected(address, stack)
+                    await other.transaction().start()
+                    if mark in await _here(other):
+                        return "another connection was given the session of this one"
+        except (TimeoutError, *LOSSES):
+            pass  # no more to be had: those that were found are used
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                after = await _session_of(first)
+        except TimeoutError:
+            return "a second statement had to wait for a session"
+    if after != before:
+        return "two statements of one connection ran in different sessions"
+    return None
+
+
+async def _connected(address: Address, stack: AsyncExitStack) -> asyncpg.Connection:
+    connection = await connect_plainly(address, statements=0)
+    stack.callback(connection.terminate)
+    return connection
+
+
+async def _session_of(
+    connection: asyncpg.Connection, *, leave: str | None = None
+) -> tuple[str, str]:
+    """Pid and mark of the session that answers now; ``leave``: a mark to leave in it."""
+    async with (
+        connection.transaction()
+    ):  # in one: its statements are prepared in the session they run in
+        if leave is not None:
+            await connection.fetchval("select set_config('perdure.probe', $1, false)", leave)
+        return await _here(connection)
+
+
+async def _here(connection: asyncpg.Connection) -> tuple[str, str]:
+    row = await connection.fetchrow(
+        "select pg_backend_pid()::text, coalesce(current_setting('perdure.probe', true), '')"
+    )
+    assert row is not None
+    return row[0], row[1]
