@@ -163,6 +163,7 @@ def hint_key(tx: Transaction, fresh: str) -> str:
         tx.run("agree", {"key": "hint_key", "value": fresh})
     return known or fresh
 
+
 def change_lock_mode(tx: Transaction, lock_mode: str, where: str) -> None:
     """For a cluster that stands still."""
     live = tx.rows("live_runners", {"now": tx.now})
