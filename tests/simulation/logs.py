@@ -1,0 +1,66 @@
+"""The product's log lines, in the story of a simulated world."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from .loop import LANE, WORLD
+
+if TYPE_CHECKING:
+    from .world import World
+
+
+
+class Logs:
+    """Where log lines go: into the story of a world, or nowhere."""
+
+    def __init__(self) -> None:
+        self._world: World | None = None
+
+    @contextmanager
+    def of(self, world: World) -> Iterator[None]:
+        self._world = world
+        try:
+            yield
+        finally:
+            self._world = None
+
+    def note(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> str:
+        """The end of structlog's chain: nothing is printed."""
+        world = self._world
+        if world is not None:
+            name = event.pop("event", "")
+            world.seen[f"log {name}"] += 1
+            if world.story is not None:
+                trace = event.pop("exc_info", None)
+                facts = " ".join(f"{key}={value}" for key, value in event.items())
+                who = LANE.get(WORLD).name
+                world.say(f"{who}: [{method}] {name} {facts}{f' {trace!r}' if trace else ''}")
+            if method in ("exception", "critical"):
+                world.wrong(f"the product logged {name!r}: {event}")
+        raise structlog.DropEvent
+
+
+@contextmanager
+def silent_logs() -> Iterator[Logs]:
+    """Nothing is printed meanwhile."""
+    logs, kept = Logs(), structlog.get_config()
+    quiet = logging.getLogger("perdure")
+    level = quiet.level
+    quiet.setLevel(logging.CRITICAL)
+    structlog.configure(
+        processors=[logs.note],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.ReturnLoggerFactory(),
+        cache_logger_on_first_use=False,
+    )
+    try:
+        yield logs
+    finally:
+        quiet.setLevel(level)
+        structlog.configure(**kept)

@@ -1,0 +1,180 @@
+"""Mistakes that the simulation must find, each planted in the product while a seed runs."""
+
+from __future__ import annotations
+
+import __future__
+
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+from perdure.runtime.body.body import Body
+from perdure.runtime.body.steps import Steps
+from perdure.runtime.engine.claiming import Claimer
+from perdure.runtime.engine.committer import Committer
+from perdure.sharding.patience import Patience
+from perdure.storage.model import Park, Verdict
+from perdure.storage.sqlite import commits
+from perdure.storage.sqlite.statements import statements
+
+
+@dataclass(frozen=True, slots=True)
+class Plant:
+    """what: the mistake. changes: each replaces something until it is left."""
+
+    what: str
+    changes: tuple[Callable[[], AbstractContextManager[None]], ...]
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for change in self.changes:
+                stack.enter_context(change())
+            yield
+
+
+def statement(name: str, *pairs: tuple[str, str]) -> Callable[[], AbstractContextManager[None]]:
+    """A statement of the store with parts of its text replaced."""
+
+    @contextmanager
+    def change() -> Iterator[None]:
+        texts = cast(MutableMapping[str, str], statements())
+        kept = texts[name]
+        texts[name] = _replaced(kept, name, pairs)
+        try:
+            yield
+        finally:
+            texts[name] = kept
+
+    return change
+
+
+def function(owner: Any, name: str, *pairs: tuple[str, str]) -> Callable[[], AbstractContextManager[None]]:
+    """A function or method with parts of its source replaced."""
+    real = getattr(owner, name)
+    source = _replaced(textwrap.dedent(inspect.getsource(real)), name, pairs)
+    flags = __future__.annotations.compiler_flag
+    made: dict[str, Any] = {}
+    exec(compile(source, f"<planted {name}>", "exec", flags), real.__globals__, made)
+    return instead(owner, name, made[name])
+
+
+def instead(owner: Any, name: str, other: Any) -> Callable[[], AbstractContextManager[None]]:
+    """Another function in its place."""
+
+    @contextmanager
+    def change() -> Iterator[None]:
+        kept = inspect.getattr_static(owner, name)
+        setattr(owner, name, other)
+        try:
+            yield
+        finally:
+            setattr(owner, name, kept)
+
+    return change
+
+
+def _replaced(text: str, where: str, pairs: tuple[tuple[str, str], ...]) -> str:
+    for old, new in pairs:
+        if old not in text:
+            raise LookupError(f"{where}: {old!r} is not there any more; plant the mistake anew")
+        text = text.replace(old, new)
+    return text
+
+
+async def _guess(self: Any, batch_id: int, writes: Any) -> dict[str, Verdict]:
+    return {
+        write.run_id: Verdict.PARKED if isinstance(write.outcome, Park) else Verdict.COMMITTED
+        for write in writes
+    }
+
+
+def _look_once(self: Any, shards: Any) -> None:
+    looked = self.__dict__.setdefault("_planted_looked", set())
+    fresh = [shard for shard in shards if shard not in looked]
+    looked.update(fresh)
+    self._orphaned.update(dict.fromkeys(fresh))
+    self._wanted.set()
+
+
+PLANTS = {
+    "claim-id": Plant(
+        "a commit does not compare the claim",
+        (statement("commit.fence", ("f.claim_id = b.claim_id and ", "")),),
+    ),
+    "revision": Plant(
+        "a commit does not compare the revision",
+        (statement("commit.fence", (" and f.revision = b.revision", "")),),
+    ),
+    "shard": Plant(
+        "a claim does not ask whether the shard is still the claimer's",
+        (statement("claim.shards", (" and s.epoch = h.epoch and s.runner_id = :runner_id", "")),),
+    ),
+    "epoch-down": Plant(
+        "a claim lowers the epoch",
+        (
+            statement(
+                "claim.shards",
+                (" and s.epoch = h.epoch and s.runner_id = :runner_id", ""),
+                ("s.shard_id, s.epoch, s.slot_lo", "s.shard_id, h.epoch, s.slot_lo"),
+            ),
+            statement("claim.due", ("and f.epoch <= b.epoch", "")),
+            statement("claim.orphans", ("f.epoch <= b.epoch and ", "")),
+            statement("claim.fence", (" and f.epoch <= c.epoch", "")),
+        ),
+    ),
+    "wake-seq": Plant(
+        "a park does not compare the wake_seq",
+        (
+            function(
+                commits,
+                "_outcomes",
+                ("unseen = wake_seqs.get(run_id) != park.seen or run_id in told", "unseen = False"),
+            ),
+        ),
+    ),
+    "barrier": Plant(
+        "a step starts before what led to it is durable",
+        (function(Steps, "release", ("if wait.barrier > self.durable:", "if False:")),),
+    ),
+    "guess": Plant(
+        "an unknown outcome is taken for a commit",
+        (instead(Committer, "_settle", _guess),),
+    ),
+    "orphans-once": Plant(
+        "orphans of a shard are looked for once only",
+        (
+            instead(Claimer, "look_for_orphans", _look_once),
+            function(Claimer, "_ask", ("orphans=True", "orphans=False")),
+        ),
+    ),
+    "cancel": Plant(
+        "a cancel is delivered and not recorded",
+        (
+            function(
+                Body,
+                "_take",
+                (
+                    "    self._record(entry, message.message_id)",
+                    "    if wanted.by is None:\n        self._last_seq -= 1\n        self._apply(entry)\n"
+                    "    else:\n        self._record(entry, message.message_id)",
+                ),
+            ),
+        ),
+    ),
+    "batch": Plant(
+        "one member that the database refuses fails its whole batch",
+        (function(Committer, "_isolate", ("if len(batch) == 1:", "if True:"), ("batch[0].done(error)", "[each.done(error) for each in batch]")),),
+    ),
+    "one-clock": Plant(
+        "a lease has expired when the database's clock alone says so",
+        (instead(Patience, "remaining", lambda self, row: 0.0),),
+    ),
+    "revived": Plant(
+        "a renewal revives a runner that was declared dead",
+        (statement("renew", ("set expires_at", "set dead = 0, expires_at"), (" and not dead", "")),),
+    ),
+}

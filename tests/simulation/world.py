@@ -1,0 +1,446 @@
+"""One simulated world: a server, pods, clients, and what is done to them, all drawn from one seed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections import Counter
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from perdure import App
+from perdure.runtime.runner import Runner
+from perdure.runtime.settings import Settings
+from perdure.storage.clock import SeededRandomness
+from perdure.storage.model import Claims
+
+from .clients import Accounts, Visitor
+from .database import Connections, FakeClock, Faults, Server, SimulatedDatabase
+from .hints import HintNet
+from .loop import LANE, Lane, VirtualLoop
+from .pods import factories
+from .workload import WORKFLOWS, Execution
+
+LENDING = False
+"""Whether a run whose workflow the holder of its shard does not know is executed by a pod that knows it."""
+PATIENCE = 150.0
+"""Virtual seconds after the last fault in which everything has to come to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What one world is like."""
+
+    pods: int
+    partial: int
+    """So many of the pods do not know the workflow `rare`."""
+    clients: int
+    runs: int
+    slots: int
+    shards: int
+    lease: float
+    span: float
+    """Virtual seconds of faults and work."""
+    events: int
+    """Faults that are events: crashes, pauses, cuts, jumps …"""
+    noise: float
+    """How often single calls go wrong."""
+
+    @classmethod
+    def draw(cls, chance: Random) -> Figures:
+        pods = chance.choice((2, 2, 3, 3, 4))
+        return cls(
+            pods=pods,
+            partial=chance.choice((0, 0, 1)) if pods > 2 else 0,
+            clients=2,
+            runs=chance.choice((4, 8, 12)),
+            slots=chance.choice((2, 5, 50)),
+            shards=chance.choice((4, 8)),
+            lease=chance.choice((3.0, 5.0)),
+            span=chance.choice((12.0, 20.0)),
+            events=chance.choice((0, 2, 4, 6)),
+            noise=chance.choice((0.0, 0.02, 0.06)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something done to a process (None: to all), from ``at`` until ``until``, that may cost executions and leases."""
+
+    kind: str
+    at: float
+    until: float
+    process: int | None = None
+
+
+class Pod:
+    """A replica: process after process under one name."""
+
+    def __init__(self, world: World, name: str, workflows: list[str]) -> None:
+        self.world = world
+        self.name = name
+        self.workflows = workflows
+        self.faults = Faults()
+        self.clock = FakeClock(world.loop)
+        self.number = 0
+        self.runner: Runner | None = None
+        self.main = self.keeper = Lane("none", self)
+        self.main.dead = self.keeper.dead = True
+        self.chance = world.random(name)
+        self.connections: Connections | None = None
+        self._kept: list[Any] = []
+        self.stopping = False
+
+    @property
+    def lives(self) -> bool:
+        return not self.main.dead
+
+    def boot(self) -> None:
+        """A new process."""
+        if self.lives or self.stopping:
+            return
+        world = self.world
+        self.number = world.new_process(self)
+        self.main = Lane(f"{self.name}/{self.number}", self)
+        self.keeper = Lane(f"{self.name}/{self.number} keeper", self)
+        self.clock = FakeClock(world.loop, self.clock.offset, self.chance.uniform(0, 5000))
+        self.connections = self._connect(self.main)
+        database = SimulatedDatabase(
+            world.server,
+            self.connections,
+            chance=self.chance.getrandbits(60),
+            deadline=world.deadline,
+            hints=world.hints.channel,
+            seen=world.seen,
+            claimed=lambda claims: world.claimed(self, claims),
+        )
+        self.runner = Runner(
+            App(self.name, workflows=[WORKFLOWS[name] for name in self.workflows]),
+            world.settings(self.name),
+            clock=self.clock,
+            randomness=SeededRandomness(self.chance.getrandbits(60)),
+            port=False,
+            database=database,
+            factories=factories(self.keeper),
+        )
+        world.say(f"{self.name} boots as process {self.number}")
+        context = contextvars.Context()
+        context.run(LANE.set, self.main)
+        self._kept.append((self.runner, self.main, self.keeper))
+        world.loop.create_task(self._live(self.runner), name=self.name, context=context)
+
+    def _connect(self, lane: Lane) -> Connections:
+        world = self.world
+        return Connections(
+            world.server,
+            lane,
+            self.number,
+            self.faults,
+            self.chance,
+            world.deadline,
+            lambda what: world.say(f"{lane.name}: {what}"),
+        )
+
+    async def _live(self, runner: Runner) -> None:
+        try:
+            await runner.start()
+            await runner.closed()
+        except Exception as error:
+            self.world.say(f"{self.name} ends: {error!r}")
+            self.world.seen["process gave up"] += 1
+            await runner.stop()
+            self._gone("gave up")
+            self.world.later(self.chance.uniform(0.5, 2.0), self.boot)
+
+    # -- what is done to it
+    def killed(self) -> None:
+        """SIGKILL: nothing of it runs any more; what it had sent may still arrive."""
+        if self.lives:
+            self.world.say(f"{self.name} is killed")
+            self._gone("crash")
+            self.world.later(self.chance.uniform(0.1, 4.0), self.boot)
+
+    def _gone(self, kind: str) -> None:
+        self.main.dead = self.keeper.dead = True
+        self.world.fault(kind, self.number)
+
+    def pause(self, seconds: float, *, keeper: bool) -> None:
+        """SIGSTOP, or (without the keeper) user code that does not give the main loop back."""
+        if not self.lives or self.main.paused:
+            return
+        self.world.say(f"{self.name} {'stops' if keeper else 'is blocked'} for {seconds:.2f} s")
+        self.world.fault("pause" if keeper else "block", self.number, seconds)
+        lanes = [self.main, self.keeper] if keeper else [self.main]
+        for lane in lanes:
+            self.world.loop.pause(lane)
+        self.world.later(seconds, self.go_on, lanes)
+
+    def go_on(self, lanes: list[Lane]) -> None:
+        for lane in lanes:
+            self.world.loop.go_on(lane)
+
+    def cut(self, seconds: float) -> None:
+        """No packet between it and the database."""
+        self.world.say(f"{self.name} is cut off for {seconds:.2f} s")
+        self.world.fault("cut", self.number, seconds)
+        self.faults.cut = True
+        self.world.later(seconds, self.healed)
+
+    def healed(self) -> None:
+        self.faults.cut = False
+
+    def drain(self) -> None:
+        """SIGTERM."""
+        if not self.lives or self.runner is None or self.main.paused:
+            return
+        self.world.say(f"{self.name} is asked to stop")
+        context = contextvars.Context()
+        context.run(LANE.set, self.main)
+        self.world.loop.create_task(self._stop(self.runner), context=context)
+
+    async def _stop(self, runner: Runner) -> None:
+        world = self.world
+        world.seen["drained"] += 1
+        began = world.loop.now
+        await runner.drain()
+        late = world.loop.now - began >= world.grace
+        await runner.stop()
+        if late:
+            world.seen["drain deadline"] += 1
+        self._gone("grace over" if late else "stop")
+        world.later(self.chance.uniform(0.1, 2.0), self.boot)
+
+
+class World:
+    """See the module. wrong: what must not have happened. story: what happened, when asked for."""
+
+    def __init__(self, seed: int, *, tell: bool = False) -> None:
+        self.seed = seed
+        self.loop = VirtualLoop()
+        self.seen: Counter[str] = Counter()
+        self.violations: list[str] = []
+        self.story: list[str] | None = [] if tell else None
+        self.figures = Figures.draw(self.random("figures"))
+        self.deadline = 2.0
+        self._processor_time = 0.0
+        self.grace = 3.0
+        self.server = Server(self.loop)
+        self.hints = HintNet(self.loop, self.random("hints"), self.seen)
+        self.executions: list[Execution] = []
+        self.kills: Counter[str] = Counter()
+        self.faults: list[Fault] = []
+        self.accounts = Accounts(self)
+        self.processes: dict[int, Pod | None] = {0: None}
+        self._context = contextvars.Context()
+        figures = self.figures
+        self.pods = [
+            Pod(
+                self,
+                f"pod-{number}",
+                ["play"] if number < figures.partial else ["play", "rare"],
+            )
+            for number in range(figures.pods)
+        ]
+        self.visitors = [Visitor(self, f"client-{n}") for n in range(figures.clients)]
+
+    # -- for everybody
+    def random(self, name: str) -> Random:
+        """A stream of its own for each purpose, so that one more draw here changes nothing there."""
+        return Random(f"{self.seed} {name}")
+
+    def say(self, text: str) -> None:
+        if self.story is not None:
+            self.story.append(f"{self.loop.now - 1000.0:9.4f}  {text}")
+
+    def wrong(self, text: str) -> None:
+        self.say(f"WRONG {text}")
+        self.violations.append(text)
+
+    def later(self, delay: float, callback: Any, *args: Any) -> None:
+        """In the world's own lane."""
+        self.loop.call_later(delay, callback, *args, context=self._context)
+
+    def new_process(self, pod: Pod | None) -> int:
+        number = len(self.processes)
+        self.processes[number] = pod
+        return number
+
+    def fault(self, kind: str, process: int | None = None, seconds: float = 0.0) -> None:
+        self.seen[kind] += 1
+        self.faults.append(Fault(kind, self.loop.now, self.loop.now + seconds, process))
+
+    def settings(self, replica: str) -> Settings:
+        figures = self.figures
+        return Settings(
+            db="postgresql://simulation/none",
+            runner_storage="sql",
+            shards=figures.shards,
+            lease=figures.lease,
+            renewal=figures.lease / 4,
+            look=figures.lease / 4,
+            storage_deadline=self.deadline,
+            grace=self.grace,
+            slots=figures.slots,
+            park_after=1.5,
+            scan=3.0,
+            replica_id=replica,
+        )
+
+    def claimed(self, pod: Pod, claims: Claims) -> None:
+        if self.story is not None:
+            for run in claims.runs:
+                self.say(f"{pod.name} claims {run.run_id} (claim {run.claim_id % 10_000}, entry {run.next_seq})")
+
+    def began(self, pod: Pod, execution: Execution, known: int) -> None:
+        """A step's function begins; ``known``: entries its body has seen before it called it (R4)."""
+        self.executions.append(execution)
+        self.say(f"{pod.name} executes {execution.key} of {execution.run}")
+        if self.server.lost:
+            return  # what was durable then may be gone now
+        durable = self.server.query(
+            "select count(*) from perdure_steps where run_id = ?", execution.run
+        )[0][0]
+        if durable < known:
+            self.wrong(
+                f"run {execution.run}: step {execution.key} began when {durable} entries were durable "
+                f"and its body had seen {known}"
+            )
+
+    # -- its course
+    async def live(self) -> None:
+        """Work and faults, then peace, until everything has come to its end."""
+        self._make_noise()
+        for pod in self.pods:
+            self.later(self.random(pod.name).uniform(0, 1.5), pod.boot)
+        for visitor in self.visitors:
+            visitor.arrive()
+        Disturbance(self).plan()
+        await asyncio.sleep(self.figures.span)
+        self._make_peace()
+        ends = self.loop.now + PATIENCE
+        operator = self.visitors[0]
+        while self.loop.now < ends:
+            await asyncio.sleep(0.5)
+            if operator.idle and not self.unsettled():
+                return
+            operator.release_holds()
+
+    def _make_noise(self) -> None:
+        noise, chance = self.figures.noise, self.random("noise")
+        for faults in [each.faults for each in (*self.pods, *self.visitors)]:
+            faults.unavailable = noise * chance.random()
+            faults.conflict = noise * chance.random()
+            faults.lost_before = noise * chance.random()
+            faults.lost_after = noise * chance.random()
+            faults.ghost = noise * chance.random()
+            faults.slow = 2 * noise * chance.random()
+        self.hints.lost = chance.choice((0.0, 0.1, 0.5))
+        self.hints.doubled = chance.choice((0.0, 0.2))
+        self.hints.late = chance.choice((0.0, 0.2))
+
+    def _make_peace(self) -> None:
+        self.say("peace")
+        self.server.down = False
+        self.hints.clear()
+        for each in (*self.pods, *self.visitors):
+            each.faults.clear()
+        for pod in self.pods:
+            pod.go_on([pod.main, pod.keeper])
+            if not LENDING and "rare" not in pod.workflows:
+                pod.workflows = ["play", "rare"]
+                pod.killed()
+            if not pod.lives:
+                self.later(0.1, pod.boot)
+
+    def unsettled(self) -> list[str]:
+        """Runs that are neither final nor waiting for what only people can give."""
+        rows = self.server.query(
+            "select f.run_id, f.status, f.reason, w.wake_at, w.hold, "
+            "(select count(*) from perdure_messages m where m.run_id = f.run_id and m.consumed_seq is null) "
+            "from perdure_fences f join perdure_wakes w on w.run_id = f.run_id order by f.run_id"
+        )
+        found = []
+        for run_id, status, reason, wake_at, hold, unread in rows:
+            if hold == "crash-loop" and self.accounts.is_killer(run_id):
+                continue
+            if status == "suspended" and reason == "signal" and wake_at is None and not unread and not hold:
+                continue
+            found.append(
+                f"run {run_id} is {status} ({reason}, hold {hold}, wake_at {wake_at}, {unread} unread)"
+            )
+        return found
+
+    def processor_time(self) -> float:
+        """Each look at it has cost a little."""
+        self._processor_time += 0.0003
+        return self._processor_time
+
+    def run(self) -> None:
+        self.loop.run(self.live())
+
+    def close(self) -> None:
+        self.loop.close()
+        self.server.close()
+
+
+class Disturbance:
+    """Faults that are events, at moments drawn from the seed."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._chance = world.random("faults")
+
+    def plan(self) -> None:
+        figures, chance, world = self._world.figures, self._chance, self._world
+        for _ in range(figures.events):
+            world.later(chance.uniform(1.0, figures.span * 0.9), self._strike, chance.random())
+
+    def _strike(self, lot: float) -> None:
+        world, chance = self._world, self._chance
+        pod = chance.choice(world.pods)
+        lease = world.figures.lease
+        if lot < 0.22:
+            pod.killed()
+        elif lot < 0.36:
+            pod.pause(chance.uniform(0.1, 2.5 * lease), keeper=True)
+        elif lot < 0.44:
+            pod.pause(chance.uniform(0.1, 2.5 * lease), keeper=False)
+        elif lot < 0.58:
+            pod.cut(chance.uniform(0.1, 2.0 * lease))
+        elif lot < 0.72:
+            pod.drain()
+        elif lot < 0.78:
+            self._outage(chance.uniform(0.1, 1.5 * lease))
+        elif lot < 0.84:
+            world.say("the database's clock jumps")
+            world.seen["database clock jumped"] += 1
+            world.server.clock.offset += chance.choice((-30.0, -3.0, 3.0, 30.0))
+        elif lot < 0.88:
+            world.seen["pod clock jumped"] += 1
+            pod.clock.offset += chance.choice((-60.0, -2.0, 2.0, 60.0))
+        else:
+            self._fall_over(chance.uniform(0.01, 3.0))
+
+    def _outage(self, seconds: float) -> None:
+        world = self._world
+        world.say(f"the database is away for {seconds:.2f} s")
+        world.fault("outage", None, seconds)
+        world.server.down = True
+        world.later(seconds, self._back)
+
+    def _back(self) -> None:
+        self._world.server.down = False
+
+    def _fall_over(self, lag: float) -> None:
+        """A replica stops following now; in ``lag`` seconds it is the primary, and what came between is lost."""
+        world = self._world
+        world.say(f"a replica stops following, to become the primary in {lag:.2f} s")
+        world.server.copy()
+        world.later(lag, self._promote)
+
+    def _promote(self) -> None:
+        world = self._world
+        if world.server.fail_over():
+            world.say("fail-over: the old copy is the database")
+            world.seen["commits lost"] += 1
