@@ -139,7 +139,10 @@ class RunStore(ABC):
     # -- the runner's hot path
     @abstractmethod
     async def claim_runs(self, request: ClaimRequest) -> Claims:
-        """Take due runs (and orphans) of my shards, skipping locked rows. `RunnerDeclaredDead` if I am."""
+        """Take due runs (and orphans) of my shards, skipping locked rows. `RunnerDeclaredDead` if I am.
+
+        After `UnknownOutcome` the next call begins when the lost one is certainly over: a statement that knows less of
+        my memory than I do would claim anew what I have got since."""
 
     @abstractmethod
     async def read_mailboxes(self, run_ids: Sequence[str]) -> Mapping[str, Mailbox]:

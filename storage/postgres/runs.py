@@ -44,7 +44,7 @@ from perdure.storage.postgres.pool import Calls, Lane, lane_sizes
 from perdure.storage.postgres.queries import Row
 from perdure.storage.postgres.server import Server
 from perdure.storage.postgres.session import Backend, Session, name_of
-from perdure.storage.postgres.settlement import Settlement
+from perdure.storage.postgres.settlement import Settlement, end_session
 from perdure.storage.verdicts import check_batch, judge
 
 T = TypeVar("T")
@@ -67,6 +67,7 @@ class PostgresRunStore(RunStore):
         self._client_lane = Lane(clients, self._open_hot)
         self._calls = Calls()
         self._ghosts: dict[int, Backend] = {}
+        self._lost_claim: Backend | None = None
         self.capabilities: Capabilities = capabilities_of(None)
 
     # -- opening and closing
@@ -216,14 +217,31 @@ class PostgresRunStore(RunStore):
     # -- the runner's hot path
     async def claim_runs(self, request: ClaimRequest) -> Claims:
         claim_ids = [self._randomness.bits63() for _ in range(request.limit)]
-        rows = await self._write(
-            self._runner_lane, queries.CLAIM, *columns.claim_columns(request, claim_ids)
-        )
+        values = columns.claim_columns(request, claim_ids)
+        rows = await self._calls.shielded(self._claim(values))
         head = rows[0]
         if not head["alive"]:
             raise _declared_dead(request.runner_id)
         runs = tuple(columns.claimed_run(row) for row in rows if row["run_id"] is not None)
         return Claims(runs=runs, db_now=head["db_now"], more=head["more"] and bool(runs))
+
+    async def _claim(self, values: Sequence[object]) -> list[Row]:
+        """The statement, once no earlier one whose answer was lost can still be on its way: that one knows nothing of
+        what was claimed since, and would take it for an orphan of its own runner."""
+        deadline = self._settings.deadline
+
+        async def use(session: Session) -> list[Row]:
+            if self._lost_claim is not None:
+                ends = asyncio.get_running_loop().time() + deadline
+                await end_session(session, self._lost_claim, deadline=deadline, ends=ends)
+                self._lost_claim = None
+            try:
+                return await session.fetch(queries.CLAIM, *values, writes=True, deadline=deadline)
+            except UnknownOutcome:
+                self._lost_claim = session.backend
+                raise
+
+        return await self._runner_lane.run(use, what="claim", patience=deadline)
 
     async def read_mailboxes(self, run_ids: Sequence[str]) -> Mapping[str, Mailbox]:
         rows = await self._read(self._runner_lane, queries.MAILBOX, sorted(set(run_ids)))

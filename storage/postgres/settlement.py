@@ -90,19 +90,25 @@ class Settlement:
 
     async def _end_ghost(self) -> None:
         """Return when the session whose connection was cut is gone."""
-        if self._ghost is None:
-            return
-        key = (self._ghost.pid, self._ghost.started)
-        await self._fetch(queries.END_GHOST, *key)
-        while await self._fetch(queries.FIND_GHOST, *key):
-            if asyncio.get_running_loop().time() > self._ends:
-                raise DatabaseUnavailable(
-                    f"settle: our old session (pid {self._ghost.pid}) does not end; ask again"
-                )
-            await asyncio.sleep(GHOST_POLL)
+        if self._ghost is not None:
+            await end_session(self._session, self._ghost, deadline=self._deadline, ends=self._ends)
 
     async def _fetch(self, sql: str, *args: object) -> list[queries.Row]:
         return await self._session.fetch(sql, *args, writes=False, deadline=self._deadline)
+
+
+async def end_session(session: Session, ghost: Backend, *, deadline: float, ends: float) -> None:
+    """Return when an old session of ours, whose connection was cut, is gone. Raises `DatabaseUnavailable`: ask again.
+
+    deadline: of one question, seconds. ends: when to give up, on the loop's clock."""
+    key = (ghost.pid, ghost.started)
+    await session.fetch(queries.END_GHOST, *key, writes=False, deadline=deadline)
+    while await session.fetch(queries.FIND_GHOST, *key, writes=False, deadline=deadline):
+        if asyncio.get_running_loop().time() > ends:
+            raise DatabaseUnavailable(
+                f"settle: our old session (pid {ghost.pid}) does not end; ask again"
+            )
+        await asyncio.sleep(GHOST_POLL)
 
 
 def _ended_by(state: queries.Row | None) -> int | None:

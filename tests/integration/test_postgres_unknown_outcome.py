@@ -209,6 +209,32 @@ async def test_a_ghost_that_waits_for_a_lock_is_ended_before_the_verdict(
         assert len(await world.journal("r1")) == 1
 
 
+@pytest.mark.req("CL4")
+async def test_a_lost_claim_is_over_before_the_next_one(proxy: PostgresProxy, url: str) -> None:
+    """It knows only what was in memory when it was sent, and would claim anew what was got since."""
+    async with world_of(proxy.url(url.rpartition("/")[2])) as world:
+        runner = await world.runner(lease=60.0)
+        await world.start("r0")
+        await runner.claim()  # so that the statement is prepared
+        await world.start("r1")
+        async with foreign(url, "lock table perdure_wakes in exclusive mode"):
+            proxy.cut(
+                name="claim", where="lock_wait", when=lambda _: waiting_for_lock(url, "claim")
+            )
+            with pytest.raises(UnknownOutcome):
+                await runner.claim()
+            ghosts = set(await backends_at(url, "claim"))
+            assert ghosts
+            again = asyncio.create_task(runner.claim())
+
+            async def replaced() -> bool:
+                waiting = set(await backends_at(url, "claim"))
+                return bool(waiting) and not waiting & ghosts
+
+            await until(replaced, what="the lost claim's end")
+        assert "r1" in await again
+
+
 async def test_a_foreign_lock_on_a_fence_leaves_the_settlement_open(
     proxy: PostgresProxy, url: str
 ) -> None:
