@@ -1,13 +1,19 @@
-"""Repeat one seed, or try many: ``python -m tests.simulation SEED[:END] [--plant NAME] [--quiet]``."""
+"""Repeat one seed, or try many.
+
+python -m tests.simulation SEED [--plant NAME] [--quiet]
+python -m tests.simulation FIRST:END [--plant NAME] [--report]
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections import Counter
+from typing import Any
 
-from .simulate import simulate
+from .simulate import bury, simulate
 
 
 def one(seed: int, plant: str | None, *, tell: bool) -> int:
@@ -20,22 +26,31 @@ def one(seed: int, plant: str | None, *, tell: bool) -> int:
     return 1 if outcome.violations else 0
 
 
-def many(seeds: range, plant: str | None) -> int:
+def many(seeds: range, plant: str | None, *, report: bool) -> int:
+    """With a plant, until it is found."""
     seen: Counter[str] = Counter()
-    failed = 0
-    began = time.perf_counter()
+    failures: list[dict[str, Any]] = []
+    began = time.process_time()
+    tried = 0
     for seed in seeds:
         outcome = simulate(seed, plant=plant)
         seen += outcome.seen
+        tried += 1
         if outcome.violations:
-            failed += 1
-            print(f"{outcome.command(plant)}: {outcome.violations[0]}", flush=True)
-    each = (time.perf_counter() - began) / len(seeds)
+            command = outcome.command(plant)
+            failures.append({"command": command, "violations": list(outcome.violations)})
+            if not report:
+                print(f"{command}: {outcome.violations[0]}", flush=True)
+            if plant:
+                break
+    each = (time.process_time() - began) / max(tried, 1)
+    if report:
+        print(json.dumps({"tried": tried, "failures": failures, "seen": seen, "cpu": each}))
+        return 0
     for name, count in sorted(seen.items()):
-        if not name.startswith("log "):
-            print(f"{count:8} {name}")
-    print(f"{failed} of {len(seeds)} seeds failed; {each:.3f} s each")
-    return 1 if failed else 0
+        print(f"{count:8} {name}")
+    print(f"{len(failures)} of {tried} seeds failed; {each:.3f} s of CPU each")
+    return 1 if failures else 0
 
 
 def main() -> int:
@@ -43,11 +58,15 @@ def main() -> int:
     parser.add_argument("seed", help="a number, or FIRST:END for many")
     parser.add_argument("--plant", help="a mistake to plant (see tests/simulation/plants.py)")
     parser.add_argument("--quiet", action="store_true", help="only what went wrong")
+    parser.add_argument("--report", action="store_true", help="of many seeds: one JSON object")
     asked = parser.parse_args()
     first, _, end = asked.seed.partition(":")
-    if end:
-        return many(range(int(first), int(end)), asked.plant)
-    return one(int(first), asked.plant, tell=not asked.quiet)
+    try:
+        if end:
+            return many(range(int(first), int(end)), asked.plant, report=asked.report)
+        return one(int(first), asked.plant, tell=not asked.quiet)
+    finally:
+        bury()
 
 
 sys.exit(main())

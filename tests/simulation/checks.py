@@ -207,7 +207,12 @@ def check_mail(rows: Sequence[AuditRow]) -> list[str]:
     """Signals of one name are taken in the order of their senders' bumps."""
     taken: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for row in rows:
-        if row.table == "messages" and row.op == "U" and row.consumed_seq is not None and row.kind == "signal":
+        if (
+            row.table == "messages"
+            and row.op == "U"
+            and row.consumed_seq is not None
+            and row.kind == "signal"
+        ):
             taken[row.run_id or ""].append((row.consumed_seq, row.wake_seq or 0))
     return [
         f"run {run_id}: its signals were taken out of order: {pairs}"
@@ -244,7 +249,9 @@ def check_results(world: World) -> list[str]:
         else:
             fits = not fails and result_fits(plan, json.loads(result))
         if not fits:
-            violations.append(f"run {run_id} ended {status} with {result or error}, its plan is {plan}")
+            violations.append(
+                f"run {run_id} ended {status} with {result or error}, its plan is {plan}"
+            )
     return violations
 
 
@@ -291,7 +298,9 @@ def check_told(world: World, rows: Sequence[AuditRow]) -> list[str]:
             continue
         status = statuses.get(told.run_id)
         if status is None:
-            violations.append(f"run {told.run_id}: a client was told {told.what}, and there is no such run")
+            violations.append(
+                f"run {told.run_id}: a client was told {told.what}, and there is no such run"
+            )
         elif told.what == "result" and told.detail.partition(" ")[0] != status:
             violations.append(f"run {told.run_id}: a client was told {told.detail}, it is {status}")
         elif told.what == "signalled" and (told.run_id, told.detail) not in messages:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
@@ -89,6 +88,7 @@ class Visitor:
             self.faults,
             self.chance,
             world.deadline,
+            world.figures.latency,
             lambda what: world.say(f"{self.name}: {what}"),
         )
         clock = FakeClock(world.loop, self.chance.choice((0.0, -40.0, 40.0)))
@@ -219,4 +219,3 @@ class Visitor:
         assert self._client is not None
         if await self._ask(self._client.resume(run_id)):
             self.world.seen["resumed"] += 1
-

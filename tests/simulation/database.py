@@ -11,7 +11,7 @@ import contextvars
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from random import Random
 from typing import Any, Generic, TypeVar, cast
@@ -39,6 +39,10 @@ T = TypeVar("T")
 
 POISON = "a text this server refuses"
 """A text the simulated server refuses to store, as servers refuse NUL characters."""
+
+
+ENDS_GHOSTS = {"settle_writes": "commit_writes", "claim_runs": "claim_runs"}
+"""Calls that the seam promises to answer only when an earlier one of unknown outcome is over."""
 
 
 class FakeClock:
@@ -80,7 +84,7 @@ def _template() -> sqlite3.Connection:
     """Tables and witness of an empty database; copied for each simulation."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
     _functions(connection, lambda: 0.0, lambda: 0, lambda: 0)
-    for statement in schema.statements("sqlite"):
+    for statement in schema.all_statements("sqlite"):
         connection.execute(statement)
     meta = {**schema.initial_meta(0.0), "cluster_id": "simulated"}
     connection.executemany("insert into perdure_meta (key, value) values (?, ?)", meta.items())
@@ -212,6 +216,7 @@ class Connections(Worker):
         faults: Faults,
         chance: Random,
         deadline: float,
+        latency: float,
         told: Callable[[str], None],
     ) -> None:
         self._server = server
@@ -220,6 +225,7 @@ class Connections(Worker):
         self.faults = faults
         self._chance = chance
         self._deadline = deadline
+        self._slowest = latency
         self._ghosts: list[Call[Any]] = []
         self._told = told
         self._world = contextvars.Context()
@@ -237,8 +243,8 @@ class Connections(Worker):
         name = work.__qualname__.partition(".<locals>")[0].rpartition(".")[2]
         call: Call[Any] = Call(name, work, writes, self._number)
         self._server.calls[name] += 1
-        if name == "settle_writes":
-            self._end_ghosts()
+        if name in ENDS_GHOSTS:
+            self._end_ghosts(ENDS_GHOSTS[name])
         answer = self._server.loop.create_future()
         self._send(call, answer)
         await answer
@@ -294,7 +300,7 @@ class Connections(Worker):
         chance = self._chance
         if chance.random() < self.faults.slow:
             return chance.uniform(0.05, self._deadline / 3)
-        return chance.uniform(0.0005, 0.004)
+        return chance.uniform(0.0003, self._slowest)
 
     def _later(self, delay: float, callback: Callable[..., None], *args: Any) -> None:
         # In nobody's lane: what was sent arrives, whatever becomes of its sender.
@@ -333,24 +339,17 @@ class Connections(Worker):
             call.error = error
             answer.set_result(None)
 
-    def _end_ghosts(self) -> None:
-        """A settlement says nothing before the session whose answer was lost is over: it ends by itself or is ended."""
+    def _end_ghosts(self, name: str) -> None:
+        """A session whose answer was lost is over now: it ends by itself just before, or it is ended."""
         ghosts, self._ghosts = self._ghosts, []
         for ghost in ghosts:
-            if ghost.state == "sent" and ghost.name == "commit_writes":
+            if ghost.name != name:
+                self._ghosts.append(ghost)
+            elif ghost.state == "sent":
                 if self._chance.random() < 0.5:
                     self._perform(ghost)
-                    self._server.calls["ghost-committed"] += 1
+                    self._server.calls[f"ghost of {name} committed"] += 1
                 ghost.state = "ended"
-            elif ghost.state == "sent":
-                self._ghosts.append(ghost)
-
-
-@dataclass(slots=True)
-class Seen:
-    """What the stores of all processes answered, counted for the reachability of rare paths."""
-
-    counts: Counter[str] = field(default_factory=Counter)
 
 
 class SimulatedRunStore(SqliteRunStore):

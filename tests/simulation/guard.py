@@ -87,7 +87,7 @@ def guarded(processor_time: Callable[[], float]) -> Iterator[Guard]:
         real, call = _watched(module, name)
         kept.append((module, name, real))
         setattr(module, name, call)
-    time.perf_counter = processor_time  # type: ignore[assignment]
+    time.perf_counter = processor_time
     GUARD.touched = []
     GUARD.thread = threading.get_ident()
     collecting = gc.isenabled()

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from .world import World
 
 
-
 class Logs:
     """Where log lines go: into the story of a world, or nowhere."""
 
@@ -36,6 +35,8 @@ class Logs:
         if world is not None:
             name = event.pop("event", "")
             world.seen[f"log {name}"] += 1
+            if name == "run.crashlooped":
+                world.seen["crash-looped"] += 1
             if world.story is not None:
                 trace = event.pop("exc_info", None)
                 facts = " ".join(f"{key}={value}" for key, value in event.items())

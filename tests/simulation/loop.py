@@ -103,7 +103,9 @@ class NumberedFuture(asyncio.Future[Any]):
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
-    """See the module. What it does not have (threads, sockets, signals) raises NotImplementedError. ``now``: virtual seconds. errors: what callbacks raised and nobody caught."""
+    """See the module. What it does not have (threads, sockets, signals) raises NotImplementedError.
+
+    now: virtual seconds. errors: what callbacks raised and nobody caught."""
 
     def __init__(self, now: float = 1000.0) -> None:
         self.now = now
@@ -114,7 +116,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._numbers = itertools.count(1)
         self._running = False
         self._over = False
-        self._tasks: list[NumberedTask] = []  # held: what a lost process left behind ends with its world
+        self._tasks: list[
+            NumberedTask
+        ] = []  # held: what a lost process left behind ends with its world
 
     # -- running
     def run(self, coro: Coroutine[Any, Any, T]) -> T:
@@ -125,14 +129,15 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._running = True
         try:
             while not main.done():
-                self._turn()
+                if not self._turn() and not main.done():
+                    raise RuntimeError("nothing can happen any more: no timer is set")
         finally:
             self._running = False
             asyncio._set_running_loop(before)
         return main.result()
 
-    def _turn(self) -> None:
-        """Everything that is ready, then time moves to the next timer and makes it ready."""
+    def _turn(self) -> bool:
+        """Everything that is ready, then time moves to the next timer and makes it ready. False: there is none."""
         ready = self._ready
         while ready:
             handle = ready.popleft()
@@ -155,10 +160,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         while timers and (timers[0].callback is None or timers[0].lane.dead):
             heapq.heappop(timers)
         if not timers:
-            raise RuntimeError("nothing is ready and no timer is set: nothing can happen any more")
+            return False
         self.now = max(self.now, timers[0].due)
         while timers and timers[0].due <= self.now:
             ready.append(heapq.heappop(timers))
+        return True
 
     def pause(self, lane: Lane) -> None:
         lane.paused = True
@@ -252,4 +258,3 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def is_closed(self) -> bool:
         return False
-

@@ -1,7 +1,6 @@
 """Mistakes that the simulation must find, each planted in the product while a seed runs."""
 
 from __future__ import annotations
-
 import __future__
 
 import inspect
@@ -52,7 +51,9 @@ def statement(name: str, *pairs: tuple[str, str]) -> Callable[[], AbstractContex
     return change
 
 
-def function(owner: Any, name: str, *pairs: tuple[str, str]) -> Callable[[], AbstractContextManager[None]]:
+def function(
+    owner: Any, name: str, *pairs: tuple[str, str]
+) -> Callable[[], AbstractContextManager[None]]:
     """A function or method with parts of its source replaced."""
     real = getattr(owner, name)
     source = _replaced(textwrap.dedent(inspect.getsource(real)), name, pairs)
@@ -99,6 +100,12 @@ def _look_once(self: Any, shards: Any) -> None:
     self._orphaned.update(dict.fromkeys(fresh))
     self._wanted.set()
 
+
+UNRECORDED = """    if wanted.by is None:
+        self._last_seq -= 1
+        self._apply(entry)
+    else:
+        self._record(entry, message.message_id)"""
 
 PLANTS = {
     "claim-id": Plant(
@@ -159,15 +166,21 @@ PLANTS = {
                 "_take",
                 (
                     "    self._record(entry, message.message_id)",
-                    "    if wanted.by is None:\n        self._last_seq -= 1\n        self._apply(entry)\n"
-                    "    else:\n        self._record(entry, message.message_id)",
+                    UNRECORDED,
                 ),
             ),
         ),
     ),
     "batch": Plant(
         "one member that the database refuses fails its whole batch",
-        (function(Committer, "_isolate", ("if len(batch) == 1:", "if True:"), ("batch[0].done(error)", "[each.done(error) for each in batch]")),),
+        (
+            function(
+                Committer,
+                "_isolate",
+                ("if len(batch) == 1:", "if True:"),
+                ("batch[0].done(error)", "[each.done(error) for each in batch]"),
+            ),
+        ),
     ),
     "one-clock": Plant(
         "a lease has expired when the database's clock alone says so",
@@ -175,6 +188,10 @@ PLANTS = {
     ),
     "revived": Plant(
         "a renewal revives a runner that was declared dead",
-        (statement("renew", ("set expires_at", "set dead = 0, expires_at"), (" and not dead", "")),),
+        (
+            statement(
+                "renew", ("set expires_at", "set dead = 0, expires_at"), (" and not dead", "")
+            ),
+        ),
     ),
 }

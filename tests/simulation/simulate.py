@@ -62,9 +62,16 @@ def simulate(seed: int, *, plant: str | None = None, tell: bool = False) -> Outc
         del world
         _since_collection += 1
         if _since_collection >= COLLECT_EVERY:
-            _since_collection = 0
-            gc.collect()
+            bury()
     return outcome
+
+
+def bury() -> None:
+    """Throw away what the lost processes of past worlds left pending."""
+    global _since_collection
+    _since_collection = 0
+    with quiet_endings(), silent_logs():
+        gc.collect()
 
 
 def _digest(world: World, rows: Sequence[object]) -> str:

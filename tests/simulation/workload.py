@@ -254,7 +254,7 @@ def waits_of(plan: dict[str, Any]) -> int:
 def _waits_in(op: list[Any]) -> int:
     if op[0] == "together":
         return sum(_waits_in(each) for each in op[1])
-    return op[0] == "wait"
+    return int(op[0] == "wait")
 
 
 def is_killer(plan: dict[str, Any]) -> bool:

@@ -46,6 +46,8 @@ class Figures:
     """Faults that are events: crashes, pauses, cuts, jumps …"""
     noise: float
     """How often single calls go wrong."""
+    latency: float
+    """Seconds that a call travels at most, one way."""
 
     @classmethod
     def draw(cls, chance: Random) -> Figures:
@@ -54,13 +56,14 @@ class Figures:
             pods=pods,
             partial=chance.choice((0, 0, 1)) if pods > 2 else 0,
             clients=2,
-            runs=chance.choice((4, 8, 12)),
+            runs=chance.choice((8, 12, 20)),
             slots=chance.choice((2, 5, 50)),
             shards=chance.choice((4, 8)),
             lease=chance.choice((3.0, 5.0)),
             span=chance.choice((12.0, 20.0)),
             events=chance.choice((0, 2, 4, 6)),
             noise=chance.choice((0.0, 0.02, 0.06)),
+            latency=chance.choice((0.004, 0.02, 0.1, 0.25)),
         )
 
 
@@ -139,6 +142,7 @@ class Pod:
             self.faults,
             self.chance,
             world.deadline,
+            world.figures.latency,
             lambda what: world.say(f"{lane.name}: {what}"),
         )
 
@@ -217,7 +221,7 @@ class World:
 
     def __init__(self, seed: int, *, tell: bool = False) -> None:
         self.seed = seed
-        self.loop = VirtualLoop()
+        self.loop = VirtualLoop()  # type: ignore[abstract]
         self.seen: Counter[str] = Counter()
         self.violations: list[str] = []
         self.story: list[str] | None = [] if tell else None
@@ -290,7 +294,9 @@ class World:
     def claimed(self, pod: Pod, claims: Claims) -> None:
         if self.story is not None:
             for run in claims.runs:
-                self.say(f"{pod.name} claims {run.run_id} (claim {run.claim_id % 10_000}, entry {run.next_seq})")
+                self.say(
+                    f"{pod.name} claims {run.run_id} (claim {run.claim_id % 10_000}, entry {run.next_seq})"
+                )
 
     def began(self, pod: Pod, execution: Execution, known: int) -> None:
         """A step's function begins; ``known``: entries its body has seen before it called it (R4)."""
@@ -326,9 +332,12 @@ class World:
                 return
             operator.release_holds()
 
+    def _networks(self) -> list[Faults]:
+        return [pod.faults for pod in self.pods] + [each.faults for each in self.visitors]
+
     def _make_noise(self) -> None:
         noise, chance = self.figures.noise, self.random("noise")
-        for faults in [each.faults for each in (*self.pods, *self.visitors)]:
+        for faults in self._networks():
             faults.unavailable = noise * chance.random()
             faults.conflict = noise * chance.random()
             faults.lost_before = noise * chance.random()
@@ -343,8 +352,8 @@ class World:
         self.say("peace")
         self.server.down = False
         self.hints.clear()
-        for each in (*self.pods, *self.visitors):
-            each.faults.clear()
+        for faults in self._networks():
+            faults.clear()
         for pod in self.pods:
             pod.go_on([pod.main, pod.keeper])
             if not LENDING and "rare" not in pod.workflows:
@@ -364,7 +373,13 @@ class World:
         for run_id, status, reason, wake_at, hold, unread in rows:
             if hold == "crash-loop" and self.accounts.is_killer(run_id):
                 continue
-            if status == "suspended" and reason == "signal" and wake_at is None and not unread and not hold:
+            if (
+                status == "suspended"
+                and reason == "signal"
+                and wake_at is None
+                and not unread
+                and not hold
+            ):
                 continue
             found.append(
                 f"run {run_id} is {status} ({reason}, hold {hold}, wake_at {wake_at}, {unread} unread)"
