@@ -55,12 +55,16 @@ def function(
     owner: Any, name: str, *pairs: tuple[str, str]
 ) -> Callable[[], AbstractContextManager[None]]:
     """A function or method with parts of its source replaced."""
-    real = getattr(owner, name)
-    source = _replaced(textwrap.dedent(inspect.getsource(real)), name, pairs)
-    flags = __future__.annotations.compiler_flag
-    made: dict[str, Any] = {}
-    exec(compile(source, f"<planted {name}>", "exec", flags), real.__globals__, made)
-    return instead(owner, name, made[name])
+
+    def change() -> AbstractContextManager[None]:
+        real = getattr(owner, name)
+        source = _replaced(textwrap.dedent(inspect.getsource(real)), name, pairs)
+        flags = __future__.annotations.compiler_flag
+        made: dict[str, Any] = {}
+        exec(compile(source, f"<planted {name}>", "exec", flags), real.__globals__, made)
+        return instead(owner, name, made[name])()
+
+    return change
 
 
 def instead(owner: Any, name: str, other: Any) -> Callable[[], AbstractContextManager[None]]:
@@ -178,7 +182,7 @@ PLANTS = {
                 Committer,
                 "_isolate",
                 ("if len(batch) == 1:", "if True:"),
-                ("batch[0].done(error)", "[each.done(error) for each in batch]"),
+                ("batch[0].done(error, batch_id)", "[each.done(error, batch_id) for each in batch]"),
             ),
         ),
     ),
