@@ -538,6 +538,8 @@ class Activation:
         self.rest = Rest(batch_id, write.revision + 1, self._next_seq)
         if self._look_again is not None:
             self._look_again.cancel()
+        if write.entries:  # what they led to may start after the wake (R4)
+            self.body.committed(write.entries[-1].seq)
         self.body.rest()
         self._hold_slot(False)
         self.around.gone(self, departure)

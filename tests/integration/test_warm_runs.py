@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from perdure import App, Client, Context, Settings, step, workflow
+from perdure import App, Client, Context, Retry, Settings, step, workflow
 from perdure.runtime.engine.activation import Rest
 from perdure.runtime.runner import Runner
 from perdure.sharding.slots import shard_of, slot_of
@@ -72,7 +72,21 @@ async def recalls(ctx: Context) -> int:
     return doubled
 
 
-WORKFLOWS: Definitions = [naps, hears, recalls]
+@step(retry=Retry(max_attempts=3, base_delay=2 * SOON))
+async def third_time(number: int) -> int:
+    executed.append(number)
+    if len(executed) < 3:
+        raise ValueError(number)
+    return number
+
+
+@workflow(name="insists")
+async def insists(ctx: Context) -> int:
+    entered.append(ctx.run_id)
+    return await ctx.step(third_time, 7)
+
+
+WORKFLOWS: Definitions = [naps, hears, recalls, insists]
 
 
 @pytest.fixture(autouse=True)
@@ -145,6 +159,15 @@ async def test_signals_wake_without_a_replay_and_none_is_lost(migrated_postgres_
                 await until(partial(executed.__contains__, number + 1), what="the next step")
         assert await handle.wait(20) == [0, 1, 2, 3]
         assert (database.journals, len(entered)) == ([], 1)
+
+
+async def test_what_was_committed_with_the_park_holds_no_step_back(
+    migrated_postgres_url: str,
+) -> None:
+    """A failed attempt and the park that its back-off leads to are one write; the next attempt waits for both."""
+    async with counting(migrated_postgres_url) as (_, client, database):
+        assert await (await client.start(insists)).wait(20) == 7
+        assert (executed, len(entered), database.journals) == ([7, 7, 7], 1, [])
 
 
 async def test_what_another_runner_has_had_meanwhile_is_replayed(

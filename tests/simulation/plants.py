@@ -182,7 +182,10 @@ PLANTS = {
                 Committer,
                 "_isolate",
                 ("if len(batch) == 1:", "if True:"),
-                ("batch[0].done(error, batch_id)", "[each.done(error, batch_id) for each in batch]"),
+                (
+                    "batch[0].done(error, batch_id)",
+                    "[each.done(error, batch_id) for each in batch]",
+                ),
             ),
         ),
     ),
