@@ -39,7 +39,14 @@ from perdure.runtime.errors import (
     WrongStatus,
 )
 from perdure.runtime.hints import HintBus
-from perdure.runtime.inspection import cluster_status, explain, info_of, json_value, step_views
+from perdure.runtime.inspection import (
+    NOTHING_OPEN,
+    cluster_status,
+    explain,
+    info_of,
+    json_value,
+    step_views,
+)
 from perdure.runtime.local import LocalRunner
 from perdure.runtime.outcomes import Repeated
 from perdure.runtime.results import ResultWatcher, RunEnd
@@ -472,7 +479,8 @@ class Client:
         record = await self._existing(run_id)
         topology, _ = await self._topology()
         events = await self._store.read_events(run_id) if record.hold is not None else ()
-        return explain(record, topology, self._parts.settings.shards, events)
+        items = NOTHING_OPEN if record.status.final else await self._store.read_open(run_id)
+        return explain(record, topology, self._parts.settings.shards, events, items)
 
     async def cluster(self) -> ClusterStatus:
         """Runners, shards and runs in flight, from the database alone."""

@@ -10,9 +10,12 @@ from typing import Any
 
 from perdure.runtime.views import ClusterStatus, RunInfo, RunnerView, StepView, Why
 from perdure.sharding.slots import shard_of
+from perdure.storage.clock import from_micros
 from perdure.storage.model import (
     Entry,
+    EntryKind,
     Meta,
+    OpenItems,
     Reason,
     RunEvent,
     RunnerRow,
@@ -27,6 +30,16 @@ REMEDY = {
     Reason.OPERATOR: "an operator holds it; resume or cancel it",
     Reason.FAILURE: "it failed and is held for repair; resume or cancel it",
 }
+
+
+NOTHING_OPEN = OpenItems()
+RUNNING, AWAITED, RETRIED, SLEEPS = (
+    "running steps",
+    "signals awaited",
+    "steps to try again",
+    "sleeps",
+)
+_SHOWN = 10
 
 
 def json_value(text: str | None) -> Any:
@@ -86,15 +99,21 @@ def step_views(entries: Sequence[Entry]) -> Sequence[StepView]:
             input=entry.input,
             output=entry.output,
             error=failure_summary(entry.error),
+            next_retry_at=next_retry_at(entry),
         )
         for entry in entries
     ]
 
 
 def explain(
-    record: RunRecord, topology: Topology, shard_count: int, events: Sequence[RunEvent] = ()
+    record: RunRecord,
+    topology: Topology,
+    shard_count: int,
+    events: Sequence[RunEvent] = (),
+    items: OpenItems = NOTHING_OPEN,
 ) -> Why:
-    """What a run waits for, who holds it, and what would move it. events: its timeline, if it is on hold."""
+    """What a run waits for, who holds it, and what would move it. events: its timeline, if it is on hold.
+    items: what it has begun and not ended, if it has not ended itself."""
     count = len(topology.shards) or shard_count
     shard_id = shard_of(record.slot, count)
     runners = {runner.runner_id: runner for runner in topology.runners}
@@ -109,13 +128,15 @@ def explain(
         facts["claimed by"] = _named(holder, topology.db_now)
     if record.wake_at is not None:
         facts["due"] = _instant(record.wake_at)
+    doing = doings(record, items, topology.db_now)
+    facts |= doing
     if said := _hold_said(record, events):
         facts["said"] = said
     if record.unread:
         facts["unread messages"] = str(record.unread)
     if record.reclaim_count:
         facts["runners lost inside it"] = str(record.reclaim_count)
-    summary = _summary(record, topology, owner, holder)
+    summary = _summary(record, topology, owner, holder, doing)
     return Why(
         run_id=record.run_id,
         status=record.status,
@@ -124,6 +145,69 @@ def explain(
         holder=holder.replica_id if holder is not None else None,
         facts=facts,
     )
+
+
+def doings(record: RunRecord, items: OpenItems, now: float) -> dict[str, str]:
+    """What a run that has not ended waits for and executes, by kind. A wait whose time is over has ended."""
+    if record.status.final:
+        return {}
+    told = [(event, json_value(event.detail) or {}) for event in items.events]
+    given_up = {said["key"] for event, said in told if event.type == "signal-abandoned"}
+    running = {
+        said["key"]: (event, said) for event, said in reversed(told) if event.type == "step-started"
+    }
+    waits = {
+        (event.type, said["key"]): said
+        for event, said in reversed(told)
+        if event.type in ("signal-awaited", "timer-set")
+        and said["key"] not in given_up
+        and (said["due"] is None or said["due"] > now or record.status is RunStatus.RUNNING)
+    }
+    attempts = {entry.key: entry for entry in items.attempts}
+    parts = {
+        RUNNING: [
+            f"{_short(key)} (attempt {said['attempt']}, since {_instant(event.at)})"
+            for key, (event, said) in running.items()
+            if record.status is RunStatus.RUNNING and _latest(said["attempt"], attempts.get(key))
+        ],
+        AWAITED: [
+            said["name"] + (f" until {_instant(said['due'])}" if said["due"] is not None else "")
+            for (kind, _), said in waits.items()
+            if kind == "signal-awaited"
+        ],
+        SLEEPS: [
+            f"{said['name'] or _short(key)} until {_instant(said['due'])}"
+            for (kind, key), said in waits.items()
+            if kind == "timer-set" and said["due"] is not None
+        ],
+        RETRIED: [
+            f"{_short(key)}, which failed {entry.attempt} times "
+            f"({failure_summary(entry.error)}); the next attempt is at {_instant(next_retry_at(entry) or 0.0)}"
+            for key, entry in attempts.items()
+        ],
+    }
+    return {
+        kind: "; ".join(said[:_SHOWN])
+        + (f"; and {len(said) - _SHOWN} more" if said[_SHOWN:] else "")
+        for kind, said in parts.items()
+        if said
+    }
+
+
+def next_retry_at(entry: Entry) -> float | None:
+    """When the step of a failed attempt is tried again (Unix seconds); None for every other entry."""
+    if entry.kind is not EntryKind.ATTEMPT or not (entry.output or "").isdigit():
+        return None
+    return from_micros(int(entry.output or 0))
+
+
+def _latest(attempt: int, failed: Entry | None) -> bool:
+    """Whether an attempt of that number has not failed yet."""
+    return failed is None or failed.attempt < attempt
+
+
+def _short(key: str) -> str:
+    return key.rpartition("/")[2]
 
 
 HOLD_EVENTS = {
@@ -142,7 +226,11 @@ def _hold_said(record: RunRecord, events: Sequence[RunEvent]) -> str | None:
 
 
 def _summary(
-    record: RunRecord, topology: Topology, owner: RunnerRow | None, holder: RunnerRow | None
+    record: RunRecord,
+    topology: Topology,
+    owner: RunnerRow | None,
+    holder: RunnerRow | None,
+    doing: Mapping[str, str],
 ) -> str:
     if record.status.final:
         error = failure_summary(record.error)
@@ -153,9 +241,14 @@ def _summary(
     if record.status is RunStatus.RUNNING:
         if holder is None or holder.dead:
             return "its runner is dead; it is taken over when its shard has a new holder"
-        return f"it is being executed by {holder.replica_id}"
+        steps = f", in step {doing[RUNNING]}" if RUNNING in doing else ""
+        return f"it is being executed by {holder.replica_id}{steps}"
     if record.status is RunStatus.SUSPENDED and not _due(record, topology.db_now):
         until = f" until {_instant(record.wake_at)}" if record.wake_at is not None else ""
+        if record.reason == Reason.SIGNAL and AWAITED in doing:
+            return f"it waits for signal {doing[AWAITED]}"
+        if record.reason == Reason.RETRY and RETRIED in doing:
+            return f"it waits for another attempt of {doing[RETRIED]}"
         return f"it waits for a {record.reason or 'message'}{until}"
     return _why_unclaimed(record, topology, owner)
 

@@ -350,6 +350,7 @@ class Session:
                 result_limit=settings.payload_limit,
                 warm_runs=settings.warm_runs,
                 warm_bytes=settings.warm_bytes,
+                recording=settings.recording,
             ),
             randomness=randomness,
             bus=bus,

@@ -99,6 +99,8 @@ class Settings:
     payload_limit: int = 2 * 1024 * 1024
     mailbox_limit: int = 10_000
     """Unread messages of one run."""
+    recording: str = "full"
+    """full: inputs of steps, and lines of steps that are running, are kept for people. coarse: neither."""
     input_record_limit: int = 16 * 1024
     """Of a step's input kept for people to read; longer ones are shortened, 0 keeps only how long they were."""
     finished_ttl: float | None = None

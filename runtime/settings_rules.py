@@ -8,9 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import structlog
+
 from perdure.runtime.authoring.durations import to_seconds
 from perdure.storage.connect import parse, redact
 from perdure.storage.errors import ConfigurationError
+
+log = structlog.get_logger("perdure.settings")
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 _FILE_SUFFIXES = (".db", ".sqlite", ".sqlite3")
@@ -88,6 +92,22 @@ class Choice:
         if word in self.words or (self.blank and not word):
             return word
         raise ValueError((self.refused or {}).get(word, "unknown word"))
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What only decides how much people get to read stops no pod: an unknown word means `full`."""
+
+    allowed: str = "full or coarse"
+
+    def parse(self, value: Any) -> str:
+        word = str(value).strip().lower()
+        if word not in ("full", "coarse"):
+            log.warning(
+                "settings.recording-unknown", value=str(value), allowed=self.allowed, taken="full"
+            )
+            return "full"
+        return word
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +253,7 @@ RULES: Mapping[str, Rule] = {
     "step_result_limit": Number(1, GIB, "bytes", whole=True, sizes=True),
     "payload_limit": Number(1, GIB, "bytes", whole=True, sizes=True),
     "mailbox_limit": Number(1, 10_000_000, "messages", whole=True),
+    "recording": Recording(),
     "input_record_limit": Number(0, GIB, "bytes", whole=True, sizes=True),
     "finished_ttl": Number(0, 10_000_000_000, "seconds", never=True),
     "log_format": Choice(("console", "json")),

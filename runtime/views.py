@@ -52,6 +52,8 @@ class StepView:
     input: str | None
     output: str | None
     error: str | None
+    next_retry_at: float | None = None
+    """Of a failed attempt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from perdure.storage.model import (
     Message,
     Meta,
     NewRun,
+    OpenItems,
     RunEvent,
     RunFilter,
     RunRecord,
@@ -216,6 +217,14 @@ class RunStore(ABC):
     @abstractmethod
     async def read_events(self, run_id: str) -> Sequence[RunEvent]:
         """The timeline: recorded events, and those the run's row, journal and mailbox imply, by time."""
+
+    @abstractmethod
+    async def read_open(self, run_id: str) -> OpenItems:
+        """What it waits for and which steps are running, as far as its events and its journal say."""
+
+    @abstractmethod
+    async def note_events(self, events: Sequence[tuple[str, RunEvent]]) -> None:
+        """Add lines (run_id, event) to timelines, outside of any fence; runs that have ended get none."""
 
     # -- retention
     @abstractmethod

@@ -137,6 +137,15 @@ class RunEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenItems:
+    """What a run has begun and not ended, for people. events: announced, without an entry since, newest first;
+    attempts: the last failed attempt of each step that will be tried again."""
+
+    events: Sequence[RunEvent] = ()
+    attempts: Sequence[Entry] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class NewRun:
     """A start. ``start_token`` is fresh per call, so that a start of unknown outcome can be settled (R9)."""
 

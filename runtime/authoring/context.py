@@ -72,7 +72,10 @@ class Context:
 
     __slots__ = ("_body", "_facts", "_input_limit", "_log", "_random")
 
-    def __init__(self, body: RunBody, facts: RunFacts, *, input_limit: int = INPUT_LIMIT) -> None:
+    def __init__(
+        self, body: RunBody, facts: RunFacts, *, input_limit: int | None = INPUT_LIMIT
+    ) -> None:
+        """input_limit: how much of a step's input is recorded, in bytes; None: nothing, not even its length."""
         self._body = body
         self._facts = facts
         self._input_limit = input_limit
@@ -155,11 +158,11 @@ class Context:
         Raises StepInputError, TypeError for arguments the function does not take, DefinitionError.
         """
         definition = step_of(fn)
-        text, digest = definition.encode_input(args, kwargs, limit=self._input_limit)
+        text, digest = definition.encode_input(args, kwargs, limit=self._input_limit or 0)
         return self._body.step(
             StepCall(
                 name=definition.name,
-                input_text=text,
+                input_text=None if self._input_limit is None else text,
                 input_hash=digest,
                 decode=definition.decode_output,
                 recorded_error=definition.decode_error,

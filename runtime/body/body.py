@@ -650,6 +650,8 @@ class Body:
             return await opened.future
         finally:
             if not self._dead:
+                if not self.replaying and not _answered(opened) and opened not in self._announce:
+                    self._event("signal-abandoned", key=key, due=None, name=wait.name)
                 self._mail.close(opened)
                 if timer is not None:
                     timer.cancel()
@@ -691,3 +693,8 @@ class Body:
                 f"({where_now()}). Steps, sleeps and waits belong in the body: pass their values to the step function"
             )
         return False
+
+
+def _answered(wait: OpenWait) -> bool:
+    """By a message or by its time-out."""
+    return wait.future.done() and not wait.future.cancelled()

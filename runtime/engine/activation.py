@@ -27,6 +27,7 @@ from perdure.runtime.engine.decisions import (
 from perdure.runtime.engine.executor import RunningStep, StepExecutor
 from perdure.runtime.engine.pacing import Backoff
 from perdure.runtime.engine.slots import Slots
+from perdure.runtime.engine.start_lines import StartLines
 from perdure.runtime.inspection import failure_summary
 from perdure.runtime.telemetry import Telemetry
 from perdure.storage.errors import DataRefused
@@ -55,6 +56,9 @@ log = structlog.get_logger("perdure.run")
 PART_BYTES = 1024 * 1024
 """Of the entries in one write of a run."""
 
+LONG_HISTORY = 10_000
+"""Entries of a journal at which people are warned."""
+
 BODY_BYTES = 16 * 1024
 """Of a body that has done nothing yet, measured: its loop, its frames, its context."""
 
@@ -69,6 +73,8 @@ class Surroundings:
     executor: StepExecutor
     park_after: float
     result_limit: int
+    start_lines: StartLines | None
+    """None where it is not recorded which steps are running."""
     slots: Slots
     want_mail: Callable[[Activation], None]
     gone: Callable[[Activation, Departure], None]
@@ -307,9 +313,10 @@ class Activation:
         """End the body and its steps; nothing they do from here on is looked at (R7)."""
         if self._look_again is not None:
             self._look_again.cancel()
-        for step in list(self.steps.values()):
-            step.stop(lost_ownership=lost_ownership)
-        self.steps.clear()
+        for key in list(self.steps):
+            step = self._step_over(key)
+            if step is not None:
+                step.stop(lost_ownership=lost_ownership)
         if self.body is not None:
             for name in self.body.unwind():
                 log.warning("run.still-running", run_id=self.run.run_id, task=name)
@@ -330,6 +337,10 @@ class Activation:
     # -- BodyPort
     def recorded(self, entry: Entry, message_id: str | None) -> None:
         self._entries.append(entry)
+        if entry.seq == LONG_HISTORY:
+            text = f"{entry.seq:,} entries: each replay reads them all; let a new run go on instead"
+            log.warning("run.long-history", run_id=self.run.run_id, entries=entry.seq)
+            self._events.append(RunEvent("long-history", self.around.now(), text))
         if message_id is not None:
             self._consumed.append((message_id, entry.seq))
 
@@ -341,12 +352,19 @@ class Activation:
     ) -> None:
         self._hold_slot(True)
         began = self._began.get(key)
+        if self.around.start_lines is not None:
+            self.around.start_lines.started(self.run.run_id, key, attempt)
         self.steps[key] = self.around.executor.start(self, key, call, attempt, context, began)
 
     def abandon_step(self, key: str) -> None:
-        step = self.steps.pop(key, None)
+        step = self._step_over(key)
         if step is not None:
             step.stop(lost_ownership=False)
+
+    def _step_over(self, key: str) -> RunningStep | None:
+        if self.around.start_lines is not None:
+            self.around.start_lines.ended(self.run.run_id, key)
+        return self.steps.pop(key, None)
 
     def want_mail(self) -> None:
         if not self.gone:
@@ -369,7 +387,7 @@ class Activation:
     def step_done(
         self, key: str, attempt: int, output: str | None, error: str | None, started_at: float
     ) -> None:
-        self.steps.pop(key, None)
+        self._step_over(key)
         if not self.gone and self.body is not None:
             self.body.step_done(
                 key, attempt=attempt, output=output, error=error, started_at=started_at
@@ -378,7 +396,7 @@ class Activation:
     def attempt_failed(
         self, key: str, attempt: int, error: str, retry_at: float, began_at: float
     ) -> None:
-        self.steps.pop(key, None)
+        self._step_over(key)
         self._began[key] = began_at
         if not self.gone and self.body is not None:
             self.body.attempt_failed(

@@ -28,6 +28,7 @@ from perdure.runtime.engine.executor import StepExecutor
 from perdure.runtime.engine.loading import Loader
 from perdure.runtime.engine.mail import MailReader
 from perdure.runtime.engine.slots import Slots
+from perdure.runtime.engine.start_lines import StartLines
 from perdure.runtime.engine.threads import StepThreads
 from perdure.runtime.engine.warm import WarmRuns
 from perdure.runtime.hints import HintBus
@@ -69,6 +70,7 @@ class EngineConfig:
     result_limit: int = 2 * 1024 * 1024
     warm_runs: int = 1_000
     warm_bytes: int = 64 * 1024 * 1024
+    recording: str = "full"
 
 
 class Engine:
@@ -169,6 +171,7 @@ class Engine:
             ),
             result_limit=config.result_limit,
             park_after=config.park_after,
+            start_lines=StartLines(store, now) if config.recording == "full" else None,
             slots=self._slots,
             want_mail=lambda activation: self._mail.poke(activation.run.run_id),
             gone=self._gone,
@@ -186,6 +189,8 @@ class Engine:
                 services.create_task(self._claimer.run_scans(), name="safety scan")
                 services.create_task(self._claimer.run_gained(), name="timers of new shards")
                 services.create_task(self._mail.run(), name="mail reader")
+                if self._around.start_lines is not None:
+                    services.create_task(self._around.start_lines.run(), name="start lines")
                 services.create_task(self._run_mail_scans(), name="mail scan")
         finally:
             unsubscribe()
@@ -427,7 +432,8 @@ class Engine:
             trace=run.trace,
             tenant=run.tenant,
         )
-        return Context(body, facts, input_limit=self._config.input_record_limit)
+        limit = self._config.input_record_limit if self._config.recording == "full" else None
+        return Context(body, facts, input_limit=limit)
 
 
 def _end_of(run: ClaimedRun, finish: Finish) -> RunEnd:

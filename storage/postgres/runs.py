@@ -25,6 +25,7 @@ from perdure.storage.model import (
     Message,
     Meta,
     NewRun,
+    OpenItems,
     Park,
     RunEvent,
     RunFilter,
@@ -380,6 +381,20 @@ class PostgresRunStore(RunStore):
     async def read_events(self, run_id: str) -> Sequence[RunEvent]:
         rows = await self._read(self._client_lane, queries.READ_EVENTS, run_id)
         return [RunEvent(row["type"], row["at"], row["detail"]) for row in rows]
+
+    async def read_open(self, run_id: str) -> OpenItems:
+        events = await self._read(self._client_lane, queries.OPEN_EVENTS, run_id)
+        attempts = await self._read(self._client_lane, queries.OPEN_ATTEMPTS, run_id)
+        return OpenItems(
+            [RunEvent(row["type"], row["at"], row["detail"]) for row in events],
+            [columns.entry_of(row) for row in attempts],
+        )
+
+    async def note_events(self, events: Sequence[tuple[str, RunEvent]]) -> None:
+        if events:
+            rows = [(run_id, e.type, e.at, e.detail) for run_id, e in events]
+            arrays = [list(column) for column in zip(*rows, strict=True)]
+            await self._write(self._runner_lane, queries.NOTE_EVENTS, *arrays)
 
     # -- retention
     async def delete_finished(self, before: float, limit: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 from perdure.storage.clock import to_micros
 from perdure.storage.errors import DataRefused
-from perdure.storage.model import FORMAT, Entry, Finish, Park, RunWrite, Verdict
+from perdure.storage.model import FORMAT, Entry, Finish, Park, RunEvent, RunWrite, Verdict
 from perdure.storage.recorded import error_summary
 from perdure.storage.sqlite.claims import require_alive
 from perdure.storage.sqlite.transaction import Row, Transaction, as_list, storable
@@ -209,6 +209,17 @@ def _finish_values(tx: Transaction, batch_id: int, item: Fenced, finish: Finish)
         "batch_id": batch_id,
         "revision": item.revision,
     }
+
+
+def note_events(tx: Transaction, events: Sequence[tuple[str, RunEvent]]) -> None:
+    """Lines for people, of runs that have not ended."""
+    tx.many(
+        "note_event",
+        [
+            {"run_id": run_id, "type": e.type, "at": to_micros(e.at), "detail": e.detail}
+            for run_id, e in events
+        ],
+    )
 
 
 def settle_writes(tx: Transaction, batch_id: int, writes: Sequence[RunWrite]) -> dict[str, Verdict]:

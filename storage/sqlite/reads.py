@@ -11,6 +11,7 @@ from perdure.storage.model import (
     Entry,
     EntryKind,
     JournalPage,
+    OpenItems,
     RunEvent,
     RunFilter,
     RunRecord,
@@ -180,6 +181,17 @@ def count_runs(tx: Transaction) -> dict[str, int]:
 def read_events(tx: Transaction, run_id: str) -> list[RunEvent]:
     rows = tx.rows("read_events", {"run_id": run_id})
     return [RunEvent(type_, _parse_instant(at), detail) for type_, at, detail in rows]
+
+
+def read_open(tx: Transaction, run_id: str) -> OpenItems:
+    values = {"run_id": run_id}
+    return OpenItems(
+        [
+            RunEvent(kind, from_micros(at), detail)
+            for kind, at, detail in tx.rows("open_events", values)
+        ],
+        [_entry(row) for row in tx.rows("open_attempts", values)],
+    )
 
 
 def _parse_instant(text: str) -> float:

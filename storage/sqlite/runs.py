@@ -14,6 +14,7 @@ from perdure.storage.model import (
     Message,
     Meta,
     NewRun,
+    OpenItems,
     RunEvent,
     RunFilter,
     RunRecord,
@@ -155,6 +156,13 @@ class SqliteRunStore(RunStore):
 
     async def read_events(self, run_id: str) -> Sequence[RunEvent]:
         return await self._database.reader.read(lambda tx: reads.read_events(tx, run_id))
+
+    async def read_open(self, run_id: str) -> OpenItems:
+        return await self._database.reader.read(lambda tx: reads.read_open(tx, run_id))
+
+    async def note_events(self, events: Sequence[tuple[str, RunEvent]]) -> None:
+        if events:
+            await self._database.writer.write(lambda tx: commits.note_events(tx, events))
 
     async def delete_finished(self, before: float, limit: int) -> int:
         return await self._database.writer.write(

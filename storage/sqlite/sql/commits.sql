@@ -27,6 +27,10 @@ update perdure_messages set consumed_seq = ?, body = null where run_id = ? and m
 -- name: commit.event
 insert into perdure_run_events (run_id, type, at, detail) values (?, ?, ?, ?)
 
+-- name: note_event
+insert into perdure_run_events (run_id, type, at, detail)
+select :run_id, :type, :at, :detail where exists (select 1 from perdure_fences where run_id = :run_id)
+
 -- name: commit.park_fence
 update perdure_fences
    set status = 'suspended', reason = :reason, claim_id = null, runner_id = null

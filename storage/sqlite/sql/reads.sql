@@ -13,6 +13,22 @@ select found, run_id, seq, kind, step_key, at, status, attempt, input_hash, inpu
  where total - bytes < :size
  order by place, seq
 
+-- name: open_events
+-- What a run has announced and no entry has ended since, newest first. A failed attempt of a step does not end it.
+select type, at, detail
+  from perdure_run_events
+ where run_id = :run_id and type in ('step-started', 'signal-awaited', 'signal-abandoned', 'timer-set')
+   and detail->>'key' not in (select step_key from perdure_steps where run_id = :run_id and kind <> 'attempt')
+ order by event_id desc limit 100
+
+-- name: open_attempts
+-- The last failed attempt of each step that has not ended. (With max() SQLite takes the other columns from its row.)
+select max(seq), kind, step_key, at, status, attempt, input_hash, input, output, error, started_at, format
+  from perdure_steps
+ where run_id = :run_id and kind = 'attempt'
+   and step_key not in (select step_key from perdure_steps where run_id = :run_id and kind <> 'attempt')
+ group by step_key
+
 -- name: read_runs
 -- The lists and look-ups of people add their conditions to this one.
 select r.run_id, r.workflow, r.version, coalesce(f.status, r.status) as status, r.slot, r.source, r.created_at,
