@@ -451,7 +451,7 @@ def _print_run(info: RunInfo, journal: Sequence[StepView], events: Sequence[RunE
                 step.attempt,
                 instant(step.at),
                 span(step.at - step.started_at) if step.started_at else "",
-                short(step.error or _outcome(step)),
+                short(_error(step) or _outcome(step)),
             )
             for step in journal
         ]
@@ -468,6 +468,11 @@ def _outcome(step: StepView) -> str | None:
     if step.kind == EntryKind.TIMER and step.output is not None and step.output.isdigit():
         return instant(from_micros(int(step.output)))
     return step.output
+
+
+def _error(step: StepView) -> str | None:
+    again = f"again {instant(step.next_retry_at)} after " if step.next_retry_at is not None else ""
+    return None if step.error is None else again + step.error
 
 
 def _traceback(info: RunInfo) -> str | None:

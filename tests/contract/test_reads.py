@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from perdure.storage.clock import to_instant
@@ -9,12 +11,14 @@ from perdure.storage.model import (
     Entry,
     EntryKind,
     Finish,
+    OpenItems,
     Park,
     Reason,
     RunEvent,
     RunFilter,
     RunStatus,
     SendStatus,
+    Verdict,
 )
 from tests.contract.world import WORKFLOW, World, entry, write
 
@@ -277,3 +281,45 @@ async def test_a_page_begins_after_what_was_read(world: World) -> None:
     assert {run_id: [e.seq for e in read] for run_id, read in page.entries.items()} == {"a": [3]}
     assert page.more == frozenset()
     assert (await world.runs.read_journal_page({})).entries == {}
+
+
+def told(kind: str, key: str) -> RunEvent:
+    return RunEvent(kind, 1_700_000_000.5, f'{{"key": "{key}"}}')
+
+
+async def test_lines_for_people_are_noted_of_runs_that_live(world: World) -> None:
+    runner = await world.runner()
+    await world.start("live", "ended")
+    claimed = await runner.claim()
+    await runner.finish(claimed["ended"])
+    line = told("step-started", "0/a#0")
+    await world.runs.note_events(
+        [("live", line), ("ended", line), ("nobody", line), ("live", line)]
+    )
+    await world.runs.note_events([])
+    assert [e for e in await world.runs.read_events("live") if e.type == "step-started"] == [
+        line
+    ] * 2
+    assert "step-started" not in [e.type for e in await world.runs.read_events("ended")]
+    assert (await runner.commit(write(claimed["live"], entries=[entry(1)])))[
+        "live"
+    ] is Verdict.COMMITTED
+
+
+async def test_what_is_open_is_what_no_entry_has_ended(world: World) -> None:
+    runner = await world.runner()
+    await world.start("r1", "r2")
+    run = (await runner.claim())["r1"]
+    failed = [
+        entry(seq, key=key, kind=EntryKind.ATTEMPT, attempt=n, output="5")
+        for seq, key, n in ((1, "a", 1), (2, "a", 2), (3, "b", 1))
+    ]
+    failed = [replace(each, key=f"/{key}#0") for each, key in zip(failed, "aab", strict=True)]
+    ended = replace(entry(4), key="/b#0")
+    events = [told("signal-awaited", "/b#0"), told("timer-set", "/c#0"), told("other", "/d#0")]
+    events += [told("step-started", "/a#0")]
+    await runner.commit(write(run, entries=[*failed, ended], events=events))
+    items = await world.runs.read_open("r1")
+    assert items.events == [events[3], events[1]]
+    assert items.attempts == [failed[1]]
+    assert await world.runs.read_open("r2") == OpenItems([], [])
