@@ -72,7 +72,7 @@ async def recalls(ctx: Context) -> int:
     return doubled
 
 
-@step(retry=Retry(max_attempts=3, base_delay=2 * SOON))
+@step(retry=Retry(max_attempts=3, base_delay=4 * SOON, jitter=False))
 async def third_time(number: int) -> int:
     executed.append(number)
     if len(executed) < 3:
