@@ -443,6 +443,9 @@ class Session:
 
     def _adopt(self, state: KeeperState) -> None:
         self._state = state
+        if state.topology is not None and len(state.topology.shards) != self._settings.shards:
+            self.failure_seen(_resharded(len(state.topology.shards), self._settings.shards))
+            return
         if state.topology is not None:
             self.database_clock.observe(state.topology.db_now, state.looked_at)
         self.ownership.update(state)
@@ -550,3 +553,10 @@ class Session:
     def scene(self) -> Scene:
         """What metrics are read from; from any thread."""
         return Scene(self._telemetry.tally, self.readings())
+
+
+def _resharded(now: int, asked: int) -> ConfigurationError:
+    return ConfigurationError(
+        f"the cluster has been divided into {now} shards since this process booted, which believes in {asked}: "
+        f"start it anew with PERDURE_SHARDS={now}"
+    )

@@ -15,6 +15,7 @@ from perdure.storage import schema
 from perdure.storage.clock import Clock
 from perdure.storage.errors import ConfigurationError
 from perdure.storage.interface import ClusterStore, HintChannel, RunStore
+from perdure.storage.upkeep import UpkeepStore
 
 T = TypeVar("T")
 
@@ -64,6 +65,18 @@ def connect(settings: DatabaseSettings, *, clock: Clock) -> Database:
     from perdure.storage.sqlite import SqliteDatabase
 
     return SqliteDatabase(settings, clock=clock)
+
+
+def upkeep(settings: DatabaseSettings, *, clock: Clock) -> UpkeepStore:
+    """For commands that change or look at a whole cluster. Raises `ConfigurationError` for a URL it cannot use."""
+    if parse(settings.url).get_backend_name() == "postgresql":
+        from perdure.storage.postgres.upkeep import PostgresUpkeepStore
+
+        return PostgresUpkeepStore(settings)
+    from perdure.storage.sqlite import SqliteDatabase
+    from perdure.storage.sqlite.upkeep import SqliteUpkeepStore
+
+    return SqliteUpkeepStore(SqliteDatabase(settings, clock=clock))
 
 
 def migrate(settings: DatabaseSettings) -> tuple[int, int]:

@@ -209,13 +209,7 @@ class PostgresClusterStore(ClusterStore):
 
     async def read_topology(self) -> Topology:
         rows = await self._call(queries.TOPOLOGY, writes=False)
-        runners = [columns.runner_row(row) for row in rows if row["runner_row"] is True]
-        shards = [columns.shard_row(row) for row in rows if row["runner_row"] is False]
-        return Topology(
-            runners=sorted(runners, key=lambda runner: runner.runner_id),
-            shards=sorted(shards, key=lambda shard: shard.shard_id),
-            db_now=rows[0]["db_now"],
-        )
+        return columns.topology_of(rows)
 
     async def declare_dead(self, runner_id: int, renew_count: int) -> bool:
         if await self._call(queries.DECLARE_DEAD, runner_id, renew_count):

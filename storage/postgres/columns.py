@@ -24,6 +24,7 @@ from perdure.storage.model import (
     RunWrite,
     ShardRow,
     StartOutcome,
+    Topology,
 )
 from perdure.storage.postgres.session import Row
 from perdure.storage.recorded import error_summary
@@ -299,3 +300,14 @@ def runner_row(row: Row) -> RunnerRow:
 
 def shard_row(row: Row) -> ShardRow:
     return ShardRow(row["shard_id"], row["slot_lo"], row["slot_hi"], row["runner_id"], row["epoch"])
+
+
+def topology_of(rows: Sequence[Row]) -> Topology:
+    """The answer of `topology`."""
+    runners = [runner_row(row) for row in rows if row["runner_row"] is True]
+    shards = [shard_row(row) for row in rows if row["runner_row"] is False]
+    return Topology(
+        runners=sorted(runners, key=lambda runner: runner.runner_id),
+        shards=sorted(shards, key=lambda shard: shard.shard_id),
+        db_now=rows[0]["db_now"],
+    )

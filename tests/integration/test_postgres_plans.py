@@ -259,7 +259,15 @@ SMALL = {
     "is_dead",
 }
 """They loop over runners and shards alone, tables of a few hundred rows."""
-SELDOM = {"agree", "create_shards", "declare_others_dead", "read_meta", "server_identity"}
+SELDOM = {
+    "agree",
+    "create_shards",
+    "declare_others_dead",
+    "hint_key",
+    "read_hint_key",
+    "read_meta",
+    "server_identity",
+}
 """Once a boot."""
 WITHOUT_TABLES = {"notify", "server_now", "find_ghost", "end_ghost"}
 ON_REQUEST = {"count_runs"}

@@ -1,0 +1,2 @@
+-- name: void_runners
+update perdure_runners set dead = true where not dead returning runner_id;

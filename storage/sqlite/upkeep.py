@@ -1,0 +1,83 @@
+"""Upkeep of a cluster on SQLite: whole-cluster changes, each one transaction."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+from perdure.storage.model import Meta, Topology
+from perdure.storage.sqlite.cluster import read_topology
+from perdure.storage.sqlite.transaction import Transaction
+from perdure.storage.upkeep import (
+    EPOCHS_LOST,
+    Resharding,
+    UpkeepStore,
+    Voided,
+    divided,
+    refuse_the_living,
+)
+
+if TYPE_CHECKING:
+    from perdure.storage.sqlite.database import SqliteDatabase
+
+
+class SqliteUpkeepStore(UpkeepStore):
+    """See `UpkeepStore`."""
+
+    def __init__(self, database: SqliteDatabase) -> None:
+        self._database = database
+        self._open = False
+
+    async def open(self) -> Meta:
+        if not self._open:
+            await self._database.open()
+            self._open = True
+        try:
+            return await self._database.read_meta()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        if self._open:
+            self._open = False
+            await self._database.close()
+
+    async def read_topology(self) -> Topology:
+        return await self._database.reader.read(read_topology)
+
+    async def reshard(self, shard_count: int, *, apply: bool) -> Resharding:
+        return await self._database.writer.write(lambda tx: reshard(tx, shard_count, apply=apply))
+
+    async def void_claims(self, *, force: bool) -> Voided:
+        return await self._database.writer.write(lambda tx: void_claims(tx, force=force))
+
+
+def reshard(tx: Transaction, shard_count: int, *, apply: bool) -> Resharding:
+    topology = read_topology(tx)
+    after = divided(topology.shards, shard_count)
+    refuse_the_living(topology)
+    if apply:
+        tx.run("reshard.clear")
+        rows = ((s.shard_id, s.slot_lo, s.slot_hi, s.epoch) for s in after)
+        tx.many("reshard.shard", rows)
+        tx.run("agree", {"key": "shard_count", "value": str(shard_count)})
+    return Resharding(topology.shards, after)
+
+
+def void_claims(tx: Transaction, *, force: bool) -> Voided:
+    topology = read_topology(tx)
+    if not force:
+        refuse_the_living(topology)
+    dead = {row[0] for row in tx.rows("void.runners")}
+    runs = tx.rows("void.claimed")
+    held = any(shard.runner_id is not None for shard in topology.shards)
+    if not (dead or runs or held):
+        return Voided((), (), 0, None)
+    tx.run("void.wakes", {"now": tx.now})
+    tx.run("void.fences")
+    shards = tx.rows("void.shards", {"raise": EPOCHS_LOST})
+    cluster_id = secrets.token_hex(8)
+    tx.run("agree", {"key": "cluster_id", "value": cluster_id})
+    runners = [runner for runner in topology.runners if runner.runner_id in dead]
+    return Voided(runners, [(row[0], row[1]) for row in runs], len(shards), cluster_id)
