@@ -35,7 +35,7 @@ from perdure.runtime.authoring.errors import (
 )
 from perdure.runtime.authoring.retry import Retry
 from perdure.runtime.authoring.step import StepDefinition, step
-from perdure.runtime.client import Client, Handle
+from perdure.runtime.client import Client
 from perdure.runtime.errors import (
     ClientClosed,
     MailboxFull,
@@ -44,6 +44,7 @@ from perdure.runtime.errors import (
     RunNotFound,
     WrongStatus,
 )
+from perdure.runtime.handle import Handle
 from perdure.runtime.runner import Runner
 from perdure.runtime.settings import Settings
 from perdure.runtime.views import ClusterStatus, RunInfo, RunnerView, StepView, Why

@@ -39,6 +39,7 @@ def wait_for_approval(cli, run_id):
         found = cli.wait_status(run_id, "suspended")
 
 
+@pytest.mark.slow
 async def test_another_number_of_shards(cli, tmp_path):
     run_id = cli.start()
     with pods(cli, tmp_path, park_after="0.1") as running:
@@ -74,6 +75,7 @@ async def test_a_pod_that_was_paused_meanwhile_ends(on_postgres, tmp_path):
         assert "PERDURE_SHARDS=8" in pod.log
 
 
+@pytest.mark.slow
 async def test_a_restored_database_forgets_who_had_what(
     on_postgres, tmp_path, postgres: PrivatePostgres
 ):
@@ -102,11 +104,16 @@ async def test_a_restored_database_forgets_who_had_what(
         assert names.count("charge#0") == 1
 
 
-STATEMENTS = ["lock_runners", "void_runners", "void_claims", "void_shards", "set_meta", "commit"]
+STATEMENTS = ["lock_runners", "void_claims", "set_meta", "commit"]
+
+
+MORE_STATEMENTS = ["topology", "void_runners", "void_shards"]
 
 
 @pytest.mark.parametrize("where", ["before", "after_commit"])
-@pytest.mark.parametrize("name", STATEMENTS)
+@pytest.mark.parametrize(
+    "name", [*STATEMENTS, *(pytest.param(n, marks=pytest.mark.slow) for n in MORE_STATEMENTS)]
+)
 async def test_voiding_is_done_whole_or_not_at_all(migrated_postgres_url, name, where):
     """The connection is cut at each statement of the transaction; the same command again finds the rest to do."""
     world = await World(migrated_postgres_url).open()

@@ -12,7 +12,7 @@ from typing import Literal, Self
 
 from perdure import Client
 from perdure.runtime.authoring.errors import WorkflowCancelled
-from perdure.runtime.client import Handle
+from perdure.runtime.handle import Handle
 from perdure.storage.model import RunStatus
 from tests.harness.audit import AuditRow, read_history
 from tests.harness.checkers import accounted_executions, check_history

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from perdure import Client
-from perdure.runtime.client import Handle
+from perdure.runtime.handle import Handle
 from perdure.runtime.views import ClusterStatus, RunnerView
 from perdure.sharding.slots import shard_of, slot_of
 from perdure.storage.clock import SystemClock

@@ -11,7 +11,7 @@ import pytest
 
 from perdure import Client
 from perdure.runtime.authoring.errors import WorkflowCancelled
-from perdure.runtime.client import Handle
+from perdure.runtime.handle import Handle
 from perdure.sharding.slots import shard_of, slot_of
 from perdure.storage.model import Reason, RunStatus
 from tests.harness.audit import read_history

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from perdure import Client, Context, workflow
-from perdure.runtime.client import Handle
+from perdure.runtime.handle import Handle
 from perdure.storage.model import RunStatus, Verdict
 from tests.harness.pods import Pods
 from tests.harness.sidelog import SideLog
