@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from perdure.storage import births
@@ -26,45 +26,42 @@ from perdure.storage.model import (
     StartOutcome,
     Topology,
 )
+from perdure.storage.postgres.literals import EMPTY, numbers, texts
 from perdure.storage.postgres.session import Row
 from perdure.storage.recorded import error_summary
 from perdure.storage.verdicts import FenceSeen
 
 Columns = list[object]
 
-_OUTCOME_WIDTH = 11
-_NO_OUTCOME = (None,) * _OUTCOME_WIDTH
-
 
 def start_columns(runs: Sequence[NewRun]) -> Columns:
     """The arrays of `start`."""
     births = [run.birth for run in runs]
     return [
-        [run.run_id for run in runs],
-        [run.slot for run in runs],
-        [run.workflow for run in runs],
-        _column([run.version for run in runs], usual=1),
-        _column([run.source for run in runs], usual="app"),
-        _column([run.tenant for run in runs]),
-        _column([run.subject for run in runs]),
-        _column([run.tags for run in runs]),
-        _column([run.trace for run in runs]),
-        _column([run.parent_id for run in runs]),
-        [run.seed for run in runs],
-        [run.start_token for run in runs],
+        texts([run.run_id for run in runs]),
+        numbers([run.slot for run in runs]),
+        texts([run.workflow for run in runs]),
+        numbers([run.version for run in runs], usual=1),
+        texts([run.source for run in runs], usual="app"),
+        texts([run.tenant for run in runs]),
+        texts([run.subject for run in runs]),
+        texts([run.tags for run in runs]),
+        texts([run.trace for run in runs]),
+        texts([run.parent_id for run in runs]),
+        numbers([run.seed for run in runs]),
+        numbers([run.start_token for run in runs]),
         [run.payload for run in runs],
-        _column([run.format for run in runs], usual=FORMAT),
-        _column([None if birth is None else birth.runner_id for birth in births]),
-        _column([None if birth is None else birth.hold.shard_id for birth in births]),
-        _column([None if birth is None else birth.hold.epoch for birth in births]),
-        _column([None if birth is None else birth.claim_id for birth in births]),
+        numbers([run.format for run in runs], usual=FORMAT),
+        numbers([None if birth is None else birth.runner_id for birth in births]),
+        numbers([None if birth is None else birth.hold.shard_id for birth in births]),
+        numbers([None if birth is None else birth.hold.epoch for birth in births]),
+        numbers([None if birth is None else birth.claim_id for birth in births]),
     ]
 
 
-def _column(values: list[Any], usual: object = None) -> list[Any]:
-    """Empty if all values are the usual one: the statement fills them in, and encoding a null costs as much as
-    encoding a value."""
-    return [] if values.count(usual) == len(values) else values
+def _column(values: list[Any]) -> list[Any]:
+    """Empty if all values are null: the statement fills them in."""
+    return [] if values.count(None) == len(values) else values
 
 
 def start_found(run: NewRun, row: Row) -> StartOutcome:
@@ -100,76 +97,92 @@ def claim_columns(request: ClaimRequest, claim_ids: Sequence[int]) -> Columns:
 
 def commit_columns(runner_id: int, batch_id: int, writes: Sequence[RunWrite]) -> Columns:
     """The arrays of `commit`; the writes are sorted by run_id."""
-    consumed = [(write.run_id, *taken) for write in writes for taken in write.consumed]
-    events = [(write.run_id, event) for write in writes for event in write.events]
     return [
         runner_id,
         batch_id,
         *_member_columns(writes),
         *_entry_columns(writes),
-        *_transposed(consumed, 3),
-        *_transposed(((run_id, e.type, e.at, e.detail) for run_id, e in events), 4),
+        *_consumed_columns(writes),
+        *_event_columns(writes),
         FORMAT,
     ]
 
 
 def _member_columns(writes: Sequence[RunWrite]) -> Columns:
-    outcomes: Columns = [[] for _ in range(_OUTCOME_WIDTH)]
-    if any(write.outcome is not None for write in writes):
-        outcomes = [
-            _column(values) for values in _transposed(map(_outcome, writes), _OUTCOME_WIDTH)
-        ]
     return [
-        [write.run_id for write in writes],
-        [write.claim_id for write in writes],
-        [write.revision for write in writes],
-        [write.entries[0].seq if write.entries else None for write in writes],
-        [len(write.entries) for write in writes],
-        *outcomes,
+        texts([write.run_id for write in writes]),
+        numbers([write.claim_id for write in writes]),
+        numbers([write.revision for write in writes]),
+        numbers([write.entries[0].seq if write.entries else None for write in writes]),
+        numbers([len(write.entries) for write in writes]),
+        *_outcome_columns(writes),
     ]
 
 
-def _outcome(write: RunWrite) -> tuple[object, ...]:
+_OUTCOME: Sequence[Callable[[list[Any]], object]] = (
+    texts, _column, numbers, texts, texts, texts, _column, _column, texts, _column, texts
+)  # fmt: skip
+"""How each of its columns is sent."""
+
+_NO_OUTCOMES: Columns = [EMPTY, [], EMPTY, EMPTY, EMPTY, EMPTY, [], [], EMPTY, [], EMPTY]
+
+
+def _outcome_columns(writes: Sequence[RunWrite]) -> Columns:
+    if all(write.outcome is None for write in writes):
+        return _NO_OUTCOMES
+    columns = zip(*map(_outcome, writes), strict=True)
+    return [encode(list(column)) for encode, column in zip(_OUTCOME, columns, strict=True)]
+
+
+def _outcome(write: RunWrite) -> tuple[Any, ...]:
     match write.outcome:
         case None:
-            return _NO_OUTCOME
+            return (None,) * len(_OUTCOME)
         case Park(wake_at=wake_at, seen=seen, reason=reason):
             due = None if reason.hold else wake_at
-            return ("park", due, seen, reason.value, reason.forced, *([None] * 6))
+            forced = "true" if reason.forced else "false"
+            return ("park", due, seen, reason, forced, *([None] * 6))
         case Finish() as end:
-            told = (
-                end.status.value,
-                end.result,
-                end.error,
-                *error_summary(end.error),
-                end.parent_id,
-            )
+            told = (end.status, end.result, end.error, *error_summary(end.error), end.parent_id)
             return ("finish", None, None, end.reason, None, *told)
 
 
 def _entry_columns(writes: Sequence[RunWrite]) -> Columns:
     entries = [entry for write in writes for entry in write.entries]
     return [
-        [write.run_id for write in writes for _ in write.entries],
-        [entry.seq for entry in entries],
-        [entry.key for entry in entries],
-        _column([entry.kind.value for entry in entries], usual="step"),
-        _column([entry.attempt for entry in entries], usual=1),
-        _column([entry.status for entry in entries], usual="ok"),
-        _column([entry.input_hash for entry in entries]),
+        texts([write.run_id for write in writes for _ in write.entries]),
+        numbers([entry.seq for entry in entries]),
+        texts([entry.key for entry in entries]),
+        texts([entry.kind for entry in entries], usual=EntryKind.STEP),
+        numbers([entry.attempt for entry in entries], usual=1),
+        texts([entry.status for entry in entries], usual="ok"),
+        numbers([entry.input_hash for entry in entries]),
         _column([entry.input for entry in entries]),
         _column([entry.output for entry in entries]),
         _column([entry.error for entry in entries]),
-        [entry.at for entry in entries],
-        _column([entry.started_at for entry in entries]),
-        _column([entry.format for entry in entries], usual=FORMAT),
+        numbers([entry.at for entry in entries]),
+        numbers([entry.started_at for entry in entries]),
+        numbers([entry.format for entry in entries], usual=FORMAT),
     ]
 
 
-def _transposed(rows: Iterable[Sequence[object]], width: int) -> list[list[object]]:
-    """Rows to columns; no rows are ``width`` empty columns."""
-    columns = [list(column) for column in zip(*rows, strict=True)]
-    return columns or [[] for _ in range(width)]
+def _consumed_columns(writes: Sequence[RunWrite]) -> Columns:
+    consumed = [(write.run_id, *taken) for write in writes for taken in write.consumed]
+    return [
+        texts([run_id for run_id, _, _ in consumed]),
+        texts([message_id for _, message_id, _ in consumed]),
+        numbers([seq for _, _, seq in consumed]),
+    ]
+
+
+def _event_columns(writes: Sequence[RunWrite]) -> Columns:
+    events = [(write.run_id, event) for write in writes for event in write.events]
+    return [
+        texts([run_id for run_id, _ in events]),
+        texts([event.type for _, event in events]),
+        [event.at for _, event in events],
+        [event.detail for _, event in events],
+    ]
 
 
 def claimed_run(row: Row) -> ClaimedRun:

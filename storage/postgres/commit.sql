@@ -5,7 +5,8 @@
 -- equality could as well be met by reading the whole index once and comparing, which looks as cheap to a planner whose
 -- statistics are of a moment when the table was all but empty, and is quadratic when it is not. (OFFSET 0 does that for
 -- look-ups without a lock.)
--- A column whose values are all the usual ones is sent empty: unnest fills it up with nulls.
+-- A column whose values are all the usual ones is sent empty: unnest fills it up with nulls. Columns of short values are sent
+-- as one text each (`literals`).
 --   $1 me  $2 batch
 --   members, sorted by run_id: $3 run  $4 claim  $5 revision  $6 seq of its first entry or null  $7 number of entries
 --     $8 null, 'park' or 'finish'  $9 park: wake_at  $10 park: seen  $11 reason  $12 park: is a hold that nothing refuses
@@ -15,10 +16,10 @@
 --   consumed messages: $32 run  $33 message  $34 seq of the entry
 --   events: $35 run  $36 type  $37 at  $38 detail
 --   $39 format of results
--- One line always comes back: whether I am alive; then the members that were applied.
+-- One line comes back: whether I am alive, the members that were not applied, the parks that were refused.
 with batch as materialized (
-  select * from unnest($3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::int[], $8::text[], $9::timestamptz[], $10::bigint[],
-                       $11::text[], $12::boolean[], $13::text[], $14::text[], $15::text[], $16::text[], $17::text[], $18::text[])
+  select * from unnest($3::text::text[], $4::text::bigint[], $5::text::bigint[], $6::text::bigint[], $7::text::int[], $8::text::text[], $9::timestamptz[], $10::text::bigint[],
+                       $11::text::text[], $12::text::boolean[], $13::text::text[], $14::text[], $15::text[], $16::text::text[], $17::text[], $18::text::text[])
     as b(run_id, claim_id, revision, first_seq, entries, outcome, wake_at, seen, reason, hold,
          final, result, error, error_type, error_message, parent_id)
    where exists (select 1 from perdure_runners r where r.runner_id = $1 and not r.dead)
@@ -79,18 +80,18 @@ with batch as materialized (
   insert into perdure_steps (run_id, seq, step_key, kind, attempt, status, input_hash, input, output, error, at, started_at, format, claim_id)
   select u.run_id, u.seq, u.step_key, coalesce(u.kind, 'step'), coalesce(u.attempt, 1), coalesce(u.status, 'ok'), u.input_hash, u.input,
          u.output, u.error, to_timestamp(u.at), to_timestamp(u.started_at), coalesce(u.format, 1), d.claim_id
-    from unnest($19::text[], $20::bigint[], $21::text[], $22::text[], $23::int[], $24::text[], $25::bigint[], $26::text[], $27::text[],
-                $28::text[], $29::float8[], $30::float8[], $31::smallint[])
+    from unnest($19::text::text[], $20::text::bigint[], $21::text::text[], $22::text::text[], $23::text::int[], $24::text::text[], $25::text::bigint[], $26::text[], $27::text[],
+                $28::text[], $29::text::float8[], $30::text::float8[], $31::text::smallint[])
       as u(run_id, seq, step_key, kind, attempt, status, input_hash, input, output, error, at, started_at, format)
     join done d on d.run_id = u.run_id
 ), consumed as (
   update perdure_messages m set consumed_seq = u.seq, body = null
-    from unnest($32::text[], $33::text[], $34::bigint[]) as u(run_id, message_id, seq)
+    from unnest($32::text::text[], $33::text::text[], $34::text::bigint[]) as u(run_id, message_id, seq)
     join done d on d.run_id = u.run_id
    where d.outcome is distinct from 'finish' and m.run_id between u.run_id and u.run_id and m.message_id = u.message_id
 ), event as (
   insert into perdure_run_events (run_id, type, at, detail)
-  select u.* from unnest($35::text[], $36::text[], $37::timestamptz[], $38::text[]) as u(run_id, type, at, detail)
+  select u.* from unnest($35::text::text[], $36::text::text[], $37::timestamptz[], $38::text[]) as u(run_id, type, at, detail)
     join done d on d.run_id = u.run_id
 ), tell as (
   insert into perdure_messages (run_id, message_id, wake_seq, kind, name, body)
@@ -110,6 +111,6 @@ with batch as materialized (
 ), dm as (
   delete from perdure_messages m using done d where m.run_id between d.run_id and d.run_id and d.outcome = 'finish'
 )
-select head.alive, d.run_id, d.parked
-  from (select exists (select 1 from perdure_runners r where r.runner_id = $1 and not r.dead) as alive) head
-  left join done d on true;
+select exists (select 1 from perdure_runners r where r.runner_id = $1 and not r.dead) as alive,
+       (select array_agg(run_id) from batch where run_id not in (select run_id from done)) as missing,
+       (select array_agg(run_id) from done where outcome = 'park' and not parked) as refused;

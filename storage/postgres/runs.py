@@ -291,16 +291,14 @@ class PostgresRunStore(RunStore):
                 rows = await session.fetch(queries.COMMIT, *args, writes=True, deadline=deadline)
                 if not rows[0]["alive"]:
                     raise _declared_dead(runner_id)
-                parked = {row["run_id"]: row["parked"] for row in rows if row["run_id"] is not None}
-                missing = [write for write in writes if write.run_id not in parked]
+                missed, refused = set(rows[0]["missing"] or ()), set(rows[0]["refused"] or ())
+                missing = [w for w in writes if w.run_id in missed] if missed else []
                 states = await self._states(session, missing)
             except UnknownOutcome:
                 self._remember_ghost(batch_id, session.backend)
                 raise
             seen = {row["run_id"]: row for row in states}
-            applied = {
-                w.run_id: _applied(w, parked[w.run_id]) for w in writes if w.run_id in parked
-            }
+            applied = {w.run_id: _applied(w, refused) for w in writes if w.run_id not in missed}
             return applied | {w.run_id: _judged(w, batch_id, seen.get(w.run_id)) for w in missing}
 
         return await self._commit_lane.run(use, what="commit", patience=deadline)
@@ -423,10 +421,10 @@ def _start_outcome(
     return columns.start_found(run, found[run.run_id])
 
 
-def _applied(write: RunWrite, parked: bool) -> Verdict:
+def _applied(write: RunWrite, refused: set[str]) -> Verdict:
     if not isinstance(write.outcome, Park):
         return Verdict.COMMITTED
-    return Verdict.PARKED if parked else Verdict.PARK_REFUSED
+    return Verdict.PARK_REFUSED if write.run_id in refused else Verdict.PARKED
 
 
 def _judged(write: RunWrite, batch_id: int, state: Row | None) -> Verdict:

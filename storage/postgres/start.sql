@@ -2,14 +2,15 @@
 -- The cold row, the fence and the wake row of new runs, in one statement. Ids that exist are left alone and not
 -- returned: `find_runs` reads them in a second statement, because a row inserted by another session meanwhile is
 -- invisible to this one's snapshot. The caller sorts by run_id and sends each id once. A column whose values are all the
--- usual ones is sent empty: unnest fills it up with nulls.
+-- usual ones is sent empty: unnest fills it up with nulls. All but the payloads
+-- are sent as one text each (`literals`).
 --   $15 runner  $16 shard  $17 epoch  $18 claim: of runs to be born claimed, else null. They are if the shard is still that
 --   runner's under that epoch and the runner is not dead; the others are born pending, due now.
 with input as materialized (
   select u.*, b.born
-    from unnest($1::text[], $2::int[], $3::text[], $4::int[], $5::text[], $6::text[], $7::text[], $8::text[], $9::text[],
-                $10::text[], $11::bigint[], $12::bigint[], $13::text[], $14::smallint[],
-                $15::bigint[], $16::int[], $17::bigint[], $18::bigint[])
+    from unnest($1::text::text[], $2::text::int[], $3::text::text[], $4::text::int[], $5::text::text[], $6::text::text[], $7::text::text[], $8::text::text[], $9::text::text[],
+                $10::text::text[], $11::text::bigint[], $12::text::bigint[], $13::text[], $14::text::smallint[],
+                $15::text::bigint[], $16::text::int[], $17::text::bigint[], $18::text::bigint[])
       as u(run_id, slot, workflow, version, source, tenant, subject, tags, trace, parent_id, seed, start_token, payload, payload_format,
            runner_id, shard_id, epoch, claim_id)
     left join lateral (

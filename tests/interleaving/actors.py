@@ -255,11 +255,10 @@ class PostgresActor:
         rows = await self._fetch("commit", *arguments)
         if not rows[0]["alive"]:
             raise RunnerDeclaredDead(f"runner {attempt.runner_id}")
-        applied = {row["run_id"]: row["parked"] for row in rows}
         attempt.verdict = None
-        if write.run_id not in applied:
+        if rows[0]["missing"]:
             return
-        parked = Verdict.PARKED if applied[write.run_id] else Verdict.PARK_REFUSED
+        parked = Verdict.PARK_REFUSED if rows[0]["refused"] else Verdict.PARKED
         attempt.tell(parked if isinstance(write.outcome, Park) else Verdict.COMMITTED)
 
     async def ask_write(self, attempt: Attempt) -> None:
