@@ -35,6 +35,7 @@ from tests.interleaving.notes import Asking, Attempt, Claiming, Sending, Startin
 
 LEASE = 3_600.0
 MAILBOX_LIMIT = 1_000
+JOURNAL_BYTES, JOURNAL_ENTRIES = 1 << 20, 1_000
 AT_GATE = "select wait_event = 'PgSleep' from pg_stat_activity where pid = $1"
 
 # Each statement with the place where it stops after its snapshot was taken and before any row lock,
@@ -338,7 +339,8 @@ class PostgresActor:
         claiming.run = taken[0] if taken else None
 
     async def journal(self, run_id: str) -> Sequence[Entry]:
-        return [columns.entry_of(row) for row in await self._fetch("journal", [run_id])]
+        rows = await self._fetch("journal", [run_id], [0], JOURNAL_BYTES, JOURNAL_ENTRIES)
+        return [columns.entry_of(row) for row in rows]
 
     async def mailbox(self, run_id: str) -> Mailbox:
         rows = await self._fetch("mailbox", [run_id])
