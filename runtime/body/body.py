@@ -118,6 +118,13 @@ class Body:
             self._kicked = True
             self._host.call_soon(self._go, context=self._home)
 
+    def clock_moved(self) -> None:
+        """The clock was set: the alarm rings at the wrong moment, and so does a second question for mail."""
+        self._silence_alarm()
+        if self._mail_due is not None and self._mail_asked:
+            self._ask_again()
+        self.kick()
+
     def step_done(
         self, key: str, *, attempt: int, output: str | None, error: str | None, started_at: float
     ) -> None:

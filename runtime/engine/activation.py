@@ -283,6 +283,14 @@ class Activation:
         by this claim can answer it."""
         self._poked = True
 
+    def clock_moved(self) -> None:
+        """The database's clock was set: whatever waits for an instant of it reckons anew."""
+        if self.body is not None and self.rest is None:
+            self.body.clock_moved()
+        if self._look_again is not None:
+            self._look_again.cancel()
+            self._look_again = self.around.host.call_later(0, self._advance)
+
     def leave(self) -> None:
         """The shard is being handed over: start no more steps, park as soon as none is running."""
         self.leaving = True

@@ -211,6 +211,13 @@ class Claimer:
             self.note_due(run_id, slot, wake_at)
         return True
 
+    def clock_moved(self) -> None:
+        """The database's clock was set: what is due may be due already, or not for a while."""
+        self.hint_all()
+        self._gained.update(self._holds())
+        self._any_gained.set()
+        self._wanted.set()
+
     def note_due(self, run_id: str, slot: int, wake_at: float) -> None:
         """A parked run of mine falls due at ``wake_at``."""
         if wake_at <= self._now() + HORIZON:

@@ -107,6 +107,7 @@ class Engine:
         self._bus = bus
         self._holds = holds
         self._now = now = clock.now
+        clock.on_jump(self._clock_moved)
         self._runs: dict[str, Activation] = {}
         self._by_shard: dict[int, dict[str, Activation]] = {}
         self._vacating: dict[int, asyncio.Event] = {}
@@ -261,6 +262,12 @@ class Engine:
         if not self._vacating:
             return holds
         return {shard: hold for shard, hold in holds.items() if shard not in self._vacating}
+
+    def _clock_moved(self, seconds: float) -> None:
+        log.warning("clock.jumped", what="the database's clock was set", seconds=round(seconds, 3))
+        self._claimer.clock_moved()
+        for activation in list(self._runs.values()):
+            activation.clock_moved()
 
     def _slot_freed(self) -> None:
         self._claimer.slot_freed()

@@ -63,3 +63,20 @@ def test_a_jump_of_the_database_is_followed_at_once(jump: float, there: float, b
 
 def test_before_the_first_answer_it_is_wall_time() -> None:
     assert DatabaseClock(HandClock()).now() == 5.0
+
+
+@pytest.mark.req("SL1")
+@pytest.mark.parametrize("jump", [30.0, -30.0, 0.5])
+def test_a_clock_that_was_set_is_told_once_with_how_far(jump: float) -> None:
+    hand = HandClock()
+    clock = DatabaseClock(hand)
+    told: list[float] = []
+    clock.on_jump(told.append)
+    for _ in range(3):
+        ask(clock, hand, 1e6, 0.01, 0.01)
+        hand.at += 0.5
+    assert told == []
+    for _ in range(3):
+        ask(clock, hand, 1e6 + jump, 0.01, 0.01)
+        hand.at += 0.5
+    assert told == [pytest.approx(jump, abs=0.05)]
