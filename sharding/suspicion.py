@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from perdure.storage.model import RunnerRow
 
-APART = 0.3
+APART = 0.4
 """Seconds between the two tests. A keeper whose session was cut comes back, and renews, in less."""
 
 

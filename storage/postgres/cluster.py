@@ -18,7 +18,7 @@ from perdure.storage.postgres.liveness import lock_facts, lock_key
 from perdure.storage.postgres.meta import capabilities_of, read_agreed
 from perdure.storage.postgres.pool import Calls, Lane
 from perdure.storage.postgres.queries import Row
-from perdure.storage.postgres.server import Server, position_of
+from perdure.storage.postgres.server import Server
 from perdure.storage.postgres.session import CONNECT_SECONDS, Session, name_of
 from perdure.storage.verdicts import still_alive
 
@@ -134,7 +134,7 @@ class PostgresClusterStore(ClusterStore):
         deadline = self._settings.deadline
 
         async def use(session: Session) -> None:
-            found = str(await position_of(session, deadline))
+            found = str(session.position)
             rows = await session.fetch(queries.READ_META, writes=False, deadline=deadline)
             known = {row["key"]: row["value"] for row in rows}
             change = self._server.take_change()

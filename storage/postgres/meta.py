@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-
 from perdure.storage.connect import DatabaseSettings
-from perdure.storage.errors import SchemaError, StorageError
+from perdure.storage.errors import SchemaError
 from perdure.storage.interface import Capabilities
 from perdure.storage.model import Meta
 from perdure.storage.postgres import queries
@@ -38,13 +36,5 @@ async def read_agreed(session: Session, settings: DatabaseSettings, address: Add
         rows,
         database=address.shown,
         schema=settings.schema,
-        server_identity=await _server_identity(session, settings.deadline),
+        server_identity=None if session.position.system == "unknown" else session.position.system,
     )
-
-
-async def _server_identity(session: Session, deadline: float) -> str | None:
-    """The cluster's system identifier, where the role may read it."""
-    with contextlib.suppress(StorageError, Exception):
-        found = await session.fetch(queries.SERVER_IDENTITY, writes=False, deadline=deadline)
-        return str(found[0][0])
-    return None

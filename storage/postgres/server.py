@@ -8,45 +8,17 @@ the process believes of rows is void then; `history` tells everybody who holds s
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 
 import structlog
 
 from perdure.storage.clock import Clock
 from perdure.storage.connect import DatabaseSettings
-from perdure.storage.errors import StorageError
-from perdure.storage.postgres import queries
 from perdure.storage.postgres.address import Address, address_of
+from perdure.storage.postgres.position import Position, what_changed
 from perdure.storage.postgres.precedence import Precedence
 from perdure.storage.postgres.session import CONNECT_SECONDS, Session, open_session
 
 log = structlog.stdlib.get_logger("perdure.storage")
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """system: identifier of the cluster of databases, "unknown" where the role may not read it. timeline, flushed:
-    which of its histories, and how far that is on disk (bytes); None where the server does not say."""
-
-    system: str
-    timeline: int | None
-    flushed: int | None
-
-    def __str__(self) -> str:
-        return f"{self.system}/{self.timeline if self.timeline is not None else 'unknown'}"
-
-
-def what_changed(known: Position, found: Position) -> str | None:
-    """In words, what must have happened between two looks; None: nothing that matters."""
-    if "unknown" not in (known.system, found.system) and known.system != found.system:
-        return f"another server: system identifier {found.system}, before {known.system}"
-    flushed = None not in (known.flushed, found.flushed)
-    lost = flushed and (found.flushed or 0) < (known.flushed or 0)
-    ends = f"its log ends at {found.flushed}, {known.flushed} had been flushed before"
-    if None not in (known.timeline, found.timeline) and known.timeline != found.timeline:
-        rest = f"commits are lost: {ends}" if lost else "no commit that was seen here is missing"
-        return f"a fail-over: time line {found.timeline}, before {known.timeline}; {rest}"
-    return f"an older copy of the server: commits are lost: {ends}" if lost else None
 
 
 class Server:
@@ -84,12 +56,7 @@ class Server:
         session = await open_session(
             self.settings, self.address, hot=hot, seconds=seconds, guarded=guarded
         )
-        try:
-            found = await position_of(session, self.settings.deadline)
-        except BaseException:
-            session.abort()
-            raise
-        self._note(known, history, found)
+        self._note(known, history, session.position)
         if keeper:
             session.connection.add_termination_listener(lambda _: self.precedence.away())
             self.precedence.back()
@@ -125,16 +92,3 @@ class Server:
         with self._lock:
             change, self._change = self._change, None
         return change
-
-
-async def position_of(session: Session, deadline: float) -> Position:
-    """Where a session's server stands."""
-    rows = await session.fetch(queries.SERVER_POSITION, writes=False, deadline=deadline)
-    system = "unknown"
-    try:
-        found = await session.fetch(queries.SERVER_IDENTITY, writes=False, deadline=deadline)
-        system = str(found[0][0])
-    except StorageError:  # not for this role
-        if not session.alive:
-            raise
-    return Position(system, rows[0]["timeline"], rows[0]["flushed"])

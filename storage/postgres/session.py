@@ -19,8 +19,10 @@ import asyncpg
 from perdure.storage.clock import from_micros, to_micros
 from perdure.storage.connect import DatabaseSettings
 from perdure.storage.errors import ConfigurationError, DatabaseUnavailable
+from perdure.storage.postgres import queries
 from perdure.storage.postgres.address import Address
 from perdure.storage.postgres.failures import explain_connect, is_loss, translate
+from perdure.storage.postgres.position import Position
 
 T = TypeVar("T")
 Row = asyncpg.Record
@@ -53,11 +55,15 @@ class Backend:
 class Session:
     """A connection with its settings made. Not for concurrent use."""
 
-    def __init__(self, connection: asyncpg.Connection, backend: Backend, shown: str) -> None:
+    def __init__(
+        self, connection: asyncpg.Connection, backend: Backend, position: Position, shown: str
+    ) -> None:
+        """position: where the server stood when this was opened."""
         self._connection = connection
         self._shown = shown
         self._expired = False
         self.backend = backend
+        self.position = position
         version = connection.get_server_version()
         self.server_version = f"{version.major}.{version.minor}"
 
@@ -165,26 +171,30 @@ async def open_session(
     connection = await connect_plainly(address, seconds)
     try:
         async with asyncio.timeout(seconds):
-            backend = await _prepare(connection, settings, hot=hot, guarded=guarded)
+            backend, position = await _prepare(connection, settings, hot=hot, guarded=guarded)
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
         connection.terminate()
         raise explain_connect(error, address, seconds) from None
     except BaseException:
         connection.terminate()
         raise
-    return Session(connection, backend, address.shown)
+    return Session(connection, backend, position, address.shown)
 
 
 async def _prepare(
     connection: asyncpg.Connection, settings: DatabaseSettings, *, hot: bool, guarded: bool
-) -> Backend:
+) -> tuple[Backend, Position]:
     # Settings are made after connecting: poolers refuse startup parameters they do not know.
-    await connection.execute(
-        "".join(f"set {line};" for line in _session_settings(settings, hot=hot))
-    )
-    for line in (WATCH_CLIENT, *(GUARD if guarded else ())):
-        with contextlib.suppress(asyncpg.PostgresError):  # the server's system cannot do it
-            await connection.execute(f"set {line}")
+    # In as few round trips as can be: a keeper that comes back is waited for.
+    lines = _session_settings(settings, hot=hot)
+    watches = [WATCH_CLIENT, *(GUARD if guarded else ())]
+    try:
+        await connection.execute("".join(f"set {line};" for line in [*lines, *watches]))
+    except asyncpg.PostgresError:  # the server's system cannot watch sockets in some way
+        await connection.execute("".join(f"set {line};" for line in lines))
+        for line in watches:
+            with contextlib.suppress(asyncpg.PostgresError):
+                await connection.execute(f"set {line}")
     await connection.set_type_codec(
         "timestamptz",
         schema="pg_catalog",
@@ -192,13 +202,15 @@ async def _prepare(
         decoder=_decode_instant,
         format="tuple",
     )
-    found = await connection.fetchrow(
-        "select pid, backend_start from pg_stat_activity where pid = pg_backend_pid()"
-    )
+    try:
+        found = await connection.fetchrow(queries.ABOUT_SESSION)
+    except asyncpg.InsufficientPrivilegeError:
+        found = await connection.fetchrow(queries.ABOUT_SESSION_PLAIN)
     _keep_alive(connection)
-    if found is None:
-        return Backend(connection.get_server_pid(), 0.0)
-    return Backend(found["pid"], found["backend_start"])
+    assert found is not None
+    pid = found["pid"] or connection.get_server_pid()
+    position = Position(found["system"], found["timeline"], found["flushed"])
+    return Backend(pid, found["backend_start"] or 0.0), position
 
 
 def _session_settings(settings: DatabaseSettings, *, hot: bool) -> list[str]:

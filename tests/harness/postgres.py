@@ -89,7 +89,8 @@ class PrivatePostgres:
 
     ``durable=False`` switches fsync and full page writes off, for speed. Commits are still
     handed to the kernel one by one, so :meth:`restart` and :meth:`kill` lose nothing either
-    way; ``durable=True`` is for measurements. ``settings`` are further server settings.
+    way; ``durable=True`` is for measurements. ``settings`` are further server settings,
+    ``environment`` further variables of the server's processes.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class PrivatePostgres:
         *,
         durable: bool = False,
         settings: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
         binaries: Path | None = None,
     ) -> None:
         found = binaries or find_binaries()
@@ -105,6 +107,7 @@ class PrivatePostgres:
         self.durable = durable
         self.port = 0
         self._settings = dict(settings or {})
+        self._environment = dict(environment or {})
         self._account = _server_account()
         self._folder = _make_folder(self._account)
         self._binaries = _reachable(found, self._folder, self._account)
@@ -194,6 +197,24 @@ class PrivatePostgres:
         self.stop("immediate")
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    # ---- copies -------------------------------------------------------------------------------
+
+    def base_backup(self) -> Path:
+        """Take a base backup of the running server; the copy, for :meth:`start_copy`."""
+        copy = self._folder / f"copy-{len(list(self._folder.glob('copy-*')))}"
+        command = [str(self._binaries / "pg_basebackup"), "-D", str(copy), "-c", "fast"]
+        command += ["-h", "127.0.0.1", "-p", str(self.port), "-U", "postgres", "--no-sync"]
+        done = subprocess.run(self._as_server(command), capture_output=True, cwd="/", text=True)
+        if done.returncode != 0:
+            raise ServerUnavailableError(f"pg_basebackup failed:\n{done.stderr[-2000:]}")
+        return copy
+
+    def start_copy(self, copy: Path) -> None:
+        """Start a copy in the place of the stopped server: same port, older data."""
+        (self._folder / "data").rename(self._folder / f"{copy.name}-before")
+        copy.rename(self._folder / "data")
+        self.start()
+
     # ---- databases ----------------------------------------------------------------------------
 
     def url(self, database: str = "postgres") -> str:
@@ -270,6 +291,7 @@ class PrivatePostgres:
                 stdout=log,
                 stderr=log,
                 cwd="/",
+                env=os.environ | self._environment,
                 start_new_session=True,  # a Ctrl-C at the terminal is for the tests alone
             )
         until_blocking(self._settled, what="start of the private PostgreSQL server", deadline=60)

@@ -52,6 +52,6 @@ def test_each_has_its_own_time_and_who_is_gone_is_not_remembered() -> None:
     lost(suspicion, 10.0, 1)
     lost(suspicion, 10.2, 1, 3)
     assert suspicion.next_test() == pytest.approx(10.01 + APART)
-    assert lost(suspicion, 10.35, 1, 3) == [1]
-    assert lost(suspicion, 10.6, 1, 3, ids=2) == [1]
-    assert lost(suspicion, 10.7, 3) == []
+    assert lost(suspicion, 10.02 + APART, 1, 3) == [1]
+    assert lost(suspicion, 10.7, 1, 3, ids=2) == [1]
+    assert lost(suspicion, 10.8, 3) == []

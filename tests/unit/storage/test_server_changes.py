@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.storage.postgres.server import Position, what_changed
+from perdure.storage.postgres.position import Position, what_changed
 
 pytestmark = pytest.mark.req("CL11")
 KNOWN = Position("7001", 3, 5_000)
