@@ -54,6 +54,7 @@ from perdure.runtime.results import ResultWatcher, RunEnd
 from perdure.runtime.settings import Settings
 from perdure.runtime.starting import StartBatcher
 from perdure.runtime.telemetry import Telemetry
+from perdure.runtime.transports import Listeners, open_ways
 from perdure.runtime.views import ClusterStatus, RunInfo, StepView, Why
 from perdure.sharding.slots import slot_of
 from perdure.storage.clock import Clock, Randomness, SystemClock, SystemRandomness
@@ -130,10 +131,9 @@ class Client:
             registry.add(definition)
         used_clock = clock or SystemClock()
         opened = connect(settings.database("perdure-client"), clock=used_clock)
-        channel = opened.hints() if settings.hints else None
         self._parts = Parts(
             store=opened.runs(),
-            bus=HintBus(channel, local=settings.hints),
+            bus=HintBus(local=settings.hints),
             clock=used_clock,
             randomness=randomness or SystemRandomness(),
             registry=registry,
@@ -173,11 +173,23 @@ class Client:
         self._looking = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
+        parts = self._parts
+        self._telemetry = parts.telemetry or Telemetry.detect(parts.clock)
         if self._owned:
-            await self._parts.store.open()
-            await self._parts.bus.open()
+            await parts.store.open()
+            signed = await open_ways(
+                parts.bus,
+                parts.database,
+                parts.settings,
+                parts.store.capabilities,
+                parts.clock,
+                parts.randomness,
+                self._telemetry.tally,
+            )
+            if signed is not None:
+                self._listeners = Listeners(parts.database, signed)
+                await self._listeners.look()
         self._loop = asyncio.get_running_loop()
-        self._telemetry = self._parts.telemetry or Telemetry.detect(self._parts.clock)
         self._services = asyncio.create_task(self._serve(), name="perdure client")
         return self
 
@@ -214,11 +226,14 @@ class Client:
         return self._parts.store
 
     _loop: asyncio.AbstractEventLoop | None = None
+    _listeners: Listeners | None = None
 
     async def _serve(self) -> None:
         async with asyncio.TaskGroup() as services:
             services.create_task(self._starts.run(), name="starts")
             services.create_task(self._watcher.run(), name="results")
+            if self._listeners is not None:
+                services.create_task(self._listeners.run(), name="who listens")
 
     # -- starting
     @overload

@@ -17,19 +17,23 @@ class HintBus:
     channel: None = hints stay in this process (and ``local=False`` = nowhere: the safety scans find everything).
     """
 
-    def __init__(self, channel: HintChannel | None, *, local: bool = True) -> None:
-        self._channel = channel
+    def __init__(self, channel: HintChannel | None = None, *, local: bool = True) -> None:
+        self._channels = [] if channel is None else [channel]
         self._local = local
         self._listeners: list[Listener] = []
         self._pending: list[Hint] = []
 
+    def add(self, channel: HintChannel) -> None:
+        """One more way to other processes, before `open`."""
+        self._channels.append(channel)
+
     async def open(self) -> None:
-        if self._channel is not None:
-            await self._channel.open(self._deliver)
+        for channel in self._channels:
+            await channel.open(self._deliver)
 
     async def close(self) -> None:
-        if self._channel is not None:
-            await self._channel.close()
+        for channel in self._channels:
+            await channel.close()
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Returns the function that ends the subscription. Listeners are called on the loop and must be quick."""
@@ -38,7 +42,7 @@ class HintBus:
 
     def publish(self, hints: Sequence[Hint]) -> None:
         """After the commit they speak of. Hints of one turn of the loop travel together."""
-        if not hints or not (self._local or self._channel is not None):
+        if not hints or not (self._local or self._channels):
             return
         if not self._pending:
             asyncio.get_running_loop().call_soon(self._flush)
@@ -48,8 +52,8 @@ class HintBus:
         hints, self._pending = self._pending, []
         if self._local:
             self._deliver(hints)
-        if self._channel is not None:
-            self._channel.send(hints)
+        for channel in self._channels:
+            channel.send(hints)
 
     def _deliver(self, hints: Sequence[Hint]) -> None:
         for listener in list(self._listeners):

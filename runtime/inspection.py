@@ -254,13 +254,13 @@ def _summary(
 
 
 def _why_unclaimed(record: RunRecord, topology: Topology, owner: RunnerRow | None) -> str:
-    live = [r for r in topology.runners if _lives(r, topology.db_now)]
+    live = [r for r in topology.runners if lives(r, topology.db_now)]
     if not live:
         return "it is due and no runner is alive: start one with perdure serve"
     knowing = [r for r in live if record.workflow in r.workflows]
     if not knowing:
         return f"no live runner knows the workflow {record.workflow!r}: deploy code that has it"
-    if owner is None or not _lives(owner, topology.db_now):
+    if owner is None or not lives(owner, topology.db_now):
         return "it is due; its shard has no live holder at the moment"
     if record.workflow not in owner.workflows:
         return (
@@ -273,7 +273,7 @@ def _due(record: RunRecord, now: float) -> bool:
     return record.wake_at is not None and record.wake_at <= now
 
 
-def _lives(runner: RunnerRow, now: float) -> bool:
+def lives(runner: RunnerRow, now: float) -> bool:
     """By its row. A runner alone on its file (runner storage `memory`) keeps no lease: it lives until it says not."""
     alone = runner.info.get("engine") == "memory"
     return not runner.dead and (alone or runner.expires_at >= now)
@@ -284,7 +284,7 @@ def _named(runner: RunnerRow | None, now: float) -> str:
         return "nobody"
     if runner.dead:
         return f"{runner.replica_id} (dead)"
-    if not _lives(runner, now):
+    if not lives(runner, now):
         return f"{runner.replica_id} (its lease ran out {now - runner.expires_at:.1f} s ago)"
     return f"{runner.replica_id} at {runner.address}"
 
@@ -301,7 +301,7 @@ def cluster_status(topology: Topology, meta: Meta, runs: Mapping[str, int]) -> C
             runner_id=runner.runner_id,
             replica_id=runner.replica_id,
             address=runner.address,
-            alive=_lives(runner, topology.db_now),
+            alive=lives(runner, topology.db_now),
             draining=runner.draining,
             shards=shards[runner.runner_id],
             lease_left=runner.expires_at - topology.db_now,

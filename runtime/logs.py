@@ -17,6 +17,7 @@ import structlog
 
 from perdure.runtime.settings import Settings
 from perdure.runtime.settings_rules import hide_credentials
+from perdure.runtime.transports import transport_words
 from perdure.sharding.lock_mode import LockChoice
 from perdure.storage.interface import Capabilities
 
@@ -141,6 +142,8 @@ class BootFacts:
     cdc: str
     returning: bool
     cron: str
+    hints: str
+    """How other processes are told of what happened: pushed by the database, http, polling the file, off."""
     replica_id: str
     address: str
     localhost: bool
@@ -177,6 +180,7 @@ def boot_facts(
         cdc=NONE_YET,
         returning=capabilities.returning,
         cron=NONE_YET,
+        hints=transport_words(settings, capabilities),
         replica_id=replica_id,
         address=address,
         localhost=settings.localhost,

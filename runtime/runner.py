@@ -27,8 +27,10 @@ from perdure.runtime.logs import boot_facts, log_boot
 from perdure.runtime.results import RunEnd
 from perdure.runtime.retention import Retention
 from perdure.runtime.settings import Settings
+from perdure.runtime.signed_hints import SignedHints
 from perdure.runtime.telemetry import Telemetry
 from perdure.runtime.telemetry.instruments import Readings, Scene, exposition, publish
+from perdure.runtime.transports import listening, open_ways
 from perdure.sharding.file_lock import FileLock
 from perdure.sharding.keeper import FixedKeeper, Keeper
 from perdure.sharding.lock_mode import LockChoice, choose
@@ -132,10 +134,16 @@ class Runner:
         if self._with_port:
             await self._check_port()
         await self._agree(self._database)
-        self._bus = HintBus(
-            self._database.hints() if settings.hints else None, local=settings.hints
+        self._bus = HintBus(local=settings.hints)
+        self._signed = await open_ways(
+            self._bus,
+            self._database,
+            settings,
+            self._store.capabilities,
+            self._clock,
+            self._randomness,
+            self.telemetry.tally,
         )
-        await self._bus.open()
         self._client = Client.sharing(
             Parts(
                 store=self._store,
@@ -180,6 +188,8 @@ class Runner:
         finally:
             await cluster.close()
 
+    _signed: SignedHints | None = None
+
     @property
     def client(self) -> Client:
         """A client over the runner's own connections; starts of this process reach its engine without a detour."""
@@ -211,6 +221,7 @@ class Runner:
             port=self._with_port,
             factories=self._factories,
             telemetry=self.telemetry,
+            signed=self._signed,
             tell_end=self._local.tell,
         )
         await session.start()
@@ -306,6 +317,7 @@ class Session:
         port: bool,
         factories: Factories,
         telemetry: Telemetry,
+        signed: SignedHints | None,
         tell_end: Callable[[RunEnd], None],
     ) -> None:
         self._app = app
@@ -318,6 +330,7 @@ class Session:
         self._randomness = randomness
         self._factories = factories
         self._telemetry = telemetry
+        self._signed = signed
         self.runner_id = randomness.bits63()
         self.replica_id = ""
         self.database_clock = DatabaseClock(clock)
@@ -380,6 +393,7 @@ class Session:
             port=settings.runner_port,
             status=self.status,
             metrics=lambda: exposition(self.scene()),
+            hints=None if self._signed is None else self._signed.accept,
         )
 
     async def start(self) -> None:
@@ -448,6 +462,8 @@ class Session:
             return
         if state.topology is not None:
             self.database_clock.observe(state.topology.db_now, state.looked_at)
+            if self._signed is not None:
+                self._signed.peers(listening(state.topology, self.runner_id))
         self.ownership.update(state)
         self._state_changed.set()
         if not state.alive or state.failure is not None:

@@ -108,6 +108,8 @@ class Settings:
     log_format: str = "console"
     log_level: str = "info"
     hints: bool = True
+    hint_transport: str = "auto"
+    """database, http (from process to process, signed), or auto: http where the database does not push hints."""
     app: str | None = None
     """``module:attribute`` of the application, for commands that are not given one."""
     discover: str | None = None

@@ -259,6 +259,7 @@ RULES: Mapping[str, Rule] = {
     "log_format": Choice(("console", "json")),
     "log_level": Choice(("debug", "info", "warning", "error")),
     "hints": Switch(),
+    "hint_transport": Choice(("auto", "database", "http")),
     "app": AppPath(),
     "discover": Identifier(
         r"[^\W\d]\w*(\.[^\W\d]\w*)*", "the name of a package, as in app.workflows"

@@ -4,6 +4,7 @@
 /readyz   200 while the lease is trusted and the main loop answers, else 503 and the reason in one line
 /status   what the runner says of itself, as JSON
 /metrics  its numbers in Prometheus' text form, where it is given any
+/hints    what other processes have to say (POST), where somebody listens
 """
 
 from __future__ import annotations
@@ -26,6 +27,12 @@ from perdure.storage.clock import Clock
 from perdure.storage.errors import ConfigurationError, InUseError
 
 log = structlog.stdlib.get_logger("perdure.sharding")
+
+
+LARGEST_POST = 64 * 1024
+"""Bytes."""
+KEEP_ALIVE = 75
+"""Seconds an idle connection stays open: peers that say something now and then need not connect anew."""
 
 
 class LoopWatch:
@@ -69,16 +76,18 @@ class RunnerPort:
         port: int,
         status: Callable[[], Mapping[str, object]],
         metrics: Callable[[], str] | None = None,
+        hints: Callable[[Mapping[str, str], bytes], int] | None = None,
         advertise: str | None = None,
     ) -> None:
         """host: the address to listen on. port: 0 takes any free one. advertise: the host others reach it by,
         default the same. status, metrics: what /status and /metrics show; called on the keeper's thread, so they read
-        snapshots only."""
+        snapshots only. hints: takes headers and body of a post there and says what to answer; called there too."""
         self._host = host
         self._port = port
         self._advertise = advertise or host
         self._status = status
         self._metrics = metrics
+        self._hints = hints
         self._socket: socket.socket | None = None
         self._server: uvicorn.Server | None = None
 
@@ -134,6 +143,7 @@ class RunnerPort:
             access_log=False,
             server_header=False,
             date_header=False,
+            timeout_keep_alive=KEEP_ALIVE,
         )
         config.load()
         # Only the listening half of uvicorn: its `serve` would also want the process's signals, wake up ten times
@@ -184,11 +194,30 @@ class RunnerPort:
                 return PlainTextResponse("no metrics here\n", status_code=404)
             return Response(self._metrics(), media_type="text/plain; version=0.0.4")
 
+        async def hints(request: Request) -> Response:
+            if self._hints is None:
+                return Response(status_code=404)
+            body = await _bounded_body(request)
+            if body is None:
+                return Response(status_code=413)
+            return Response(status_code=self._hints(request.headers, body))
+
         return Starlette(
             routes=[
                 Route("/livez", livez),
                 Route("/readyz", readyz),
                 Route("/status", status),
                 Route("/metrics", metrics),
+                Route("/hints", hints, methods=["POST"]),
             ]
         )
+
+
+async def _bounded_body(request: Request) -> bytes | None:
+    """None: there is more of it than anybody has to say."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > LARGEST_POST:
+            return None
+    return body

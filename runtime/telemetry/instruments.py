@@ -105,6 +105,12 @@ INSTRUMENTS = (
         "perdure.set.aside.writes", "Writes sent again: a row was locked.", lambda t: t.set_aside
     ),
     _counter("perdure.unknown.outcomes", "Statements whose answer was lost.", lambda t: t.unknown),
+    _counter("perdure.hints.sent", "Hints sent over HTTP.", lambda t: t.hints_sent),
+    _counter(
+        "perdure.hints.dropped", "Hints a pod was too far away for.", lambda t: t.hints_dropped
+    ),
+    _counter("perdure.hints.heard", "Hints that came over HTTP.", lambda t: t.hints_heard),
+    _counter("perdure.hints.refused", "Posts with a wrong signature.", lambda t: t.hints_refused),
     _gauge("perdure.slots", "Runs that may be at work at once.", lambda r: r.slots),
     _gauge("perdure.slots.taken", "Runs at work.", lambda r: r.slots_taken),
     _gauge("perdure.memory.runs", "Runs in memory.", lambda r: r.runs_in_memory),

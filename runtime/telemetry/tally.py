@@ -73,6 +73,12 @@ class Tally:
     """Writes sent again because somebody had locked a row of theirs."""
     unknown: int = 0
     """Statements whose answer was lost."""
+    hints_sent: int = 0
+    """Over HTTP, to one pod each; likewise the next three."""
+    hints_dropped: int = 0
+    hints_heard: int = 0
+    hints_refused: int = 0
+    """Posts whose signature was wrong, or that were none."""
     commit_seconds: Distribution = field(default_factory=_seconds)
     commit_runs: Distribution = field(default_factory=_sizes)
     claim_seconds: Distribution = field(default_factory=_seconds)

@@ -1,0 +1,65 @@
+"""Processes that cannot hear the database: hints go from process to process, and nothing waits for a scan."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from perdure import Client
+from tests.harness.pods import Pods
+from tests.harness.sidelog import SideLog
+from tests.harness.waiting import until
+from tests.integration.apps.ears import Listening, ear
+from tests.integration.in_process import client_on
+
+NEVER = "3600"
+"""Seconds between two scans."""
+
+
+@pytest.mark.req("SL2", "CL1", "CL12")
+async def test_starts_and_signals_reach_pods_that_nothing_else_would_tell(
+    migrated_postgres_url: str, tmp_path: Path
+) -> None:
+    url, side = migrated_postgres_url, SideLog(tmp_path / "side.log")
+    env = {"PERDURE_HINT_TRANSPORT": "http", "PERDURE_SCAN": NEVER, "PERDURE_PARK_AFTER": "0"}
+    with Pods(
+        "tests.integration.apps.ears:app", url, tmp_path, env=env, side_log=side.path
+    ) as pods:
+        first, second = await pods.ready(), await pods.ready()
+        assert "http" in (await first.wait_log("runner.ready.*hints=.?http")).group()
+        async with client_on(url, [ear], hint_transport="http", scan=3600) as client:
+            await until(lambda: even(client), what="both pods have shards", deadline=20)
+            runs = [f"ear-{n}" for n in range(8)]
+            for run_id in runs:
+                await client.start(ear, Listening(signals=1), run_id=run_id)
+            await until(lambda: lines(side, "listens") == set(runs), what="the starts", deadline=10)
+            await until(lambda: parked(client, runs), what="all of them parked", deadline=10)
+            began = time.monotonic()
+            for run_id in runs:
+                await client.signal(run_id, "go", "word")
+            await until(lambda: lines(side, "word") == set(runs), what="the signals", deadline=10)
+            assert time.monotonic() - began < 10
+            # Its clients are told by nobody: a process without a port has no ear, and asks.
+            assert await client.wait(runs[0], timeout=10) == 1
+        for pod in (first, second):
+            text = await pod.wait_http("/metrics")
+            heard = next(
+                line for line in text.splitlines() if line.startswith("perdure_hints_heard_total")
+            )
+            assert int(heard.split()[1]) >= 16, "each pod hears all starts and signals"
+            assert "perdure_hints_refused_total 0\n" in text
+
+
+def lines(side: SideLog, key: str) -> set[str]:
+    return {each.run for each in side.executions() if each.key == key}
+
+
+async def parked(client: Client, runs: list[str]) -> bool:
+    infos = [await client.get(run_id) for run_id in runs]
+    return all(info is not None and info.status == "suspended" for info in infos)
+
+
+async def even(client: Client) -> bool:
+    return sorted(r.shards for r in (await client.cluster()).runners) == [128, 128]
