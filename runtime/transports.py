@@ -38,6 +38,8 @@ def ways(settings: Settings, can: Capabilities) -> tuple[bool, bool]:
 
 def transport_words(settings: Settings, can: Capabilities) -> str:
     """As the boot line says it."""
+    if not can.shared:
+        return "this process alone"
     through_database, over_http = ways(settings, can)
     database = "pushed by the database" if can.pushes_hints else "polling the file"
     said = ["http"] * over_http + [database] * through_database

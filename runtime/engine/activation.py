@@ -164,6 +164,8 @@ class Activation:
         """When the first attempt of a step began whose failed attempts are entries."""
         self.span: Span | None = None
         """Of this run in this memory, where runs are traced."""
+        self.first_span: Span | None = None
+        """The one the body was begun in; it goes on under another when it was parked meanwhile and stayed warm."""
         self._hold_slot(True)
 
     # -- life

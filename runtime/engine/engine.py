@@ -340,6 +340,7 @@ class Engine:
         context.run(bind_contextvars, run_id=run.run_id, workflow=run.workflow)
         shard = shard_of(run.slot, self._config.shard_count)
         activation.span = self._telemetry.entered(run, shard, len(journal), context)
+        activation.first_span = activation.span
         context.run(activation.begin, definition, self._context_of, payload, journal, mailbox)
 
     def _crash_looped(self, activation: Activation) -> None:

@@ -96,6 +96,8 @@ class StepExecutor:
         target: StepTarget = call.target
         info = StepInfo(run_id=run.run.run_id, key=key, name=call.name, attempt=attempt)
         step = RunningStep(info)
+        if self._tracing is not None and run.span is not run.first_span:
+            self._tracing.moved(context, run.first_span, run.span)
         step.task = self._host.create_task(
             self._work(run, step, target, began_at), name=key, context=context
         )

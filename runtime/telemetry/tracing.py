@@ -82,6 +82,14 @@ class Tracing:
         context.run(structlog.contextvars.bind_contextvars, **ids(span.get_span_context()))
 
     @staticmethod
+    def moved(context: contextvars.Context, first: Span | None, now: Span | None) -> None:
+        """A warm body goes on in a later span than the one it was begun in: so do the steps it starts now.
+
+        context: of one attempt. What the body traces itself stays as it is."""
+        if now is not None and context.run(trace.get_current_span) is first:
+            context.run(otel_context.attach, trace.set_span_in_context(now, _NOWHERE))
+
+    @staticmethod
     def end_run(span: Span, outcome: str, error: str | None) -> None:
         """outcome: the final status, "parked", or why it left memory otherwise."""
         span.set_attribute("perdure.outcome", str(outcome))
