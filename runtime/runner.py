@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from perdure.runtime.engine.threads import DaemonThreads, StepThreads
 from perdure.runtime.hints import HintBus
 from perdure.runtime.local import LocalRunner
 from perdure.runtime.logs import boot_facts, log_boot
+from perdure.runtime.occupant import occupant
 from perdure.runtime.results import RunEnd
 from perdure.runtime.retention import Retention
 from perdure.runtime.settings import Settings
@@ -32,7 +34,7 @@ from perdure.runtime.telemetry import Telemetry
 from perdure.runtime.telemetry.instruments import Readings, Scene, exposition, publish
 from perdure.runtime.transports import listening, open_ways
 from perdure.sharding.file_lock import FileLock
-from perdure.sharding.keeper import FixedKeeper, Keeper
+from perdure.sharding.keeper import LAG_LIMIT, FixedKeeper, Keeper
 from perdure.sharding.lock_mode import LockChoice, choose
 from perdure.sharding.ownership import Ownership
 from perdure.sharding.runner_port import RunnerPort
@@ -335,6 +337,7 @@ class Session:
         self.replica_id = ""
         self.database_clock = DatabaseClock(clock)
         self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
         self._port = self._runner_port() if port else None
         self._keeper: Keeper | FixedKeeper | None = None
         self._state: KeeperState | None = None
@@ -426,6 +429,7 @@ class Session:
             self._on_state,
             port=self._port,
             main_loop=self._loop,
+            main_loop_does=self._occupant,
             randomness=self._randomness,
         )
         await self._keeper.begin()
@@ -540,6 +544,7 @@ class Session:
             "workflows": list(self._app.registry.names()),
             "trusted": state is not None and state.trusted(self._clock.monotonic()),
             "loop_lag": round(now.loop_lag, 6),
+            "loop_blocked_by": self._occupant() if now.loop_lag > LAG_LIMIT else None,
             "due_waiting": round(now.due_waiting, 6),
             "clock_offset": round(now.clock_offset, 6),
             "runs_ended": tally.finished,
@@ -550,6 +555,9 @@ class Session:
             "fenced": tally.fenced,
             "unknown_outcomes": tally.unknown,
         }
+
+    def _occupant(self) -> str | None:
+        return occupant(self._loop_thread)
 
     def readings(self) -> Readings:
         """What stands here at this moment; from any thread."""

@@ -34,6 +34,10 @@ LAG_LIMIT = 2.0
 OnState = Callable[[KeeperState], None]
 
 
+def _unknown() -> str | None:
+    return None
+
+
 class _KeeperThread(ABC):
     """The thread, its loop, the port, and the way states leave it."""
 
@@ -47,10 +51,12 @@ class _KeeperThread(ABC):
         *,
         port: RunnerPort | None = None,
         main_loop: asyncio.AbstractEventLoop | None = None,
+        main_loop_does: Callable[[], str | None] = _unknown,
         randomness: Randomness | None = None,
     ) -> None:
         """open_store: makes a new store, called in the keeper's thread. port: bound before the runner registers; its
-        address replaces the identity's. main_loop: whose lag makes the runner not ready; default: not watched."""
+        address replaces the identity's. main_loop: whose lag makes the runner not ready; default: not watched.
+        main_loop_does: called in the keeper's thread, what keeps that loop busy at this moment, in words."""
         self.identity = identity
         self._open_store = open_store
         self._config = config
@@ -58,6 +64,7 @@ class _KeeperThread(ABC):
         self._on_state = on_state
         self._port = port
         self._watch = None if main_loop is None else LoopWatch(main_loop, clock)
+        self._main_loop_does = main_loop_does
         self._randomness = randomness or SystemRandomness()
         self._state: KeeperState | None = None
         self._thread: threading.Thread | None = None
@@ -178,8 +185,13 @@ class _KeeperThread(ABC):
                 await self._port.close()
 
     async def _ping(self, watch: LoopWatch) -> None:
+        told = False
         while True:
             watch.ping()
+            lag = watch.lag()
+            if lag > LAG_LIMIT and not told:
+                log.warning("loop.blocked", seconds=round(lag, 1), by=self._main_loop_does())
+            told = lag > LAG_LIMIT
             await asyncio.sleep(self._config.look)
 
     @property
@@ -203,7 +215,8 @@ class _KeeperThread(ABC):
         lag = 0.0 if self._watch is None else self._watch.lag()
         if lag > LAG_LIMIT:
             return (
-                f"the main loop has not answered for {lag:.1f} s: blocking code belongs in a step"
+                f"the main loop has not answered for {lag:.1f} s ({self._main_loop_does() or 'cause unknown'}): "
+                "blocking code belongs in a step that is a plain def"
             )
         return None
 
@@ -233,6 +246,7 @@ class Keeper(_KeeperThread):
         *,
         port: RunnerPort | None = None,
         main_loop: asyncio.AbstractEventLoop | None = None,
+        main_loop_does: Callable[[], str | None] = _unknown,
         randomness: Randomness | None = None,
     ) -> None:
         super().__init__(
@@ -243,6 +257,7 @@ class Keeper(_KeeperThread):
             on_state,
             port=port,
             main_loop=main_loop,
+            main_loop_does=main_loop_does,
             randomness=randomness,
         )
         self._lease = LeaseLoop(open_store, config, clock, self._randomness, self._publish)
