@@ -376,6 +376,7 @@ class Session:
             declared_dead=self._declared_dead,
             trusted=self._trusted,
             tell_end=tell_end,
+            topology=lambda: None if self._state is None else self._state.topology,
             threads=factories.threads(),
             telemetry=telemetry,
         )
@@ -460,6 +461,7 @@ class Session:
         self._loop.call_soon_threadsafe(self._adopt, state)
 
     def _adopt(self, state: KeeperState) -> None:
+        fallen = state.dead - (frozenset() if self._state is None else self._state.dead)
         self._state = state
         if state.topology is not None and len(state.topology.shards) != self._settings.shards:
             self.failure_seen(_resharded(len(state.topology.shards), self._settings.shards))
@@ -469,6 +471,8 @@ class Session:
             if self._signed is not None:
                 self._signed.peers(listening(state.topology, self.runner_id))
         self.ownership.update(state)
+        if fallen:
+            self.engine.runners_died()
         self._state_changed.set()
         if not state.alive or state.failure is not None:
             self._dead.set()
@@ -513,7 +517,10 @@ class Session:
         await self._dead.wait()
 
     async def drain(self) -> None:
+        """Give up every shard, then wait for the runs that are pinned here."""
+        self.engine.begin_drain()
         await self.ownership.drain()
+        await self.engine.emptied()
 
     _unsubscribe: Any = None
 

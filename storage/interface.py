@@ -36,6 +36,7 @@ from perdure.storage.model import (
     SendOutcome,
     ShardHold,
     StartOutcome,
+    StrayRequest,
     Topology,
     Verdict,
 )
@@ -140,10 +141,16 @@ class RunStore(ABC):
     # -- the runner's hot path
     @abstractmethod
     async def claim_runs(self, request: ClaimRequest) -> Claims:
-        """Take due runs (and orphans) of my shards, skipping locked rows. `RunnerDeclaredDead` if I am.
+        """Take due runs (and orphans) of my shards, skipping locked rows; mark those I do not know as strays.
+        `RunnerDeclaredDead` if I am.
 
-        After `UnknownOutcome` the next call begins when the lost one is certainly over: a statement that knows less of
-        my memory than I do would claim anew what I have got since."""
+        After `UnknownOutcome` the next call, of this or the next method, begins when the lost one is certainly over: a
+        statement that knows less of my memory than I do would claim anew what I have got since."""
+
+    @abstractmethod
+    async def claim_strays(self, request: StrayRequest) -> Claims:
+        """Take strays of workflows I know, in any shard, under that shard's epoch (R15).
+        `RunnerDeclaredDead` if I am."""
 
     @abstractmethod
     async def read_mailboxes(self, run_ids: Sequence[str]) -> Mapping[str, Mailbox]:

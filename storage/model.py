@@ -13,6 +13,10 @@ from enum import StrEnum
 SLOTS = 65_536
 """A run's slot is ``xxh3_64(run_id) % SLOTS``, stored with the run; shards are ranges of slots."""
 
+FLOOR_MARGIN = 10.0
+"""Seconds by which a low-water mark stays behind the clock: a row shows only when its transaction has committed, which
+takes no longer than a statement's deadline and a lock wait."""
+
 FORMAT = 1
 """Format number of journal entries and payload envelopes written by this code (R16)."""
 
@@ -222,7 +226,11 @@ class ClaimRequest:
     limit: free slots, the most runs this claim may take. per_shard: the most candidates per shard.
     orphans: also take ``running`` runs whose runner is dead, or mine and not in memory.
     ahead: seconds; runs due within them are taken now, their timer fires on the runner's own clock.
-    floor: low-water mark, instants below it are known to hold nothing claimable (None: look at all).
+    floor: low-water mark, instants below it are known to hold nothing claimable (None: look at all). It never counts
+    above the database's clock less `FLOOR_MARGIN`.
+    suspects: how many runs with a ``reclaim_count`` above 0 may be taken, those that fell with a runner once and have
+    written nothing since (None: any number; 0: they are not even looked at).
+    Due runs and orphans of workflows I do not know are marked as strays (R15), also with a limit of 0.
     """
 
     runner_id: int
@@ -234,6 +242,25 @@ class ClaimRequest:
     orphans: bool = False
     ahead: float = 0.0
     floor: float | None = None
+    suspects: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StrayRequest:
+    """What a runner offers to take outside its own shards: strays of workflows it knows (R15).
+
+    from_slot: where in the range of slots to begin, so that several runners do not all ask for the same ones.
+    lost: also take what is ``running`` under this very runner, in whatever shard, and not in its memory.
+    The rest as in `ClaimRequest`.
+    """
+
+    runner_id: int
+    workflows: Sequence[str]
+    in_memory: Sequence[int]
+    limit: int
+    suspects: int | None = None
+    from_slot: int = 0
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,12 +301,18 @@ class ClaimedRun:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """The answer to a claim. db_now: the database's clock. more: runs were taken and a limit was reached, of the claim
-    or per bucket: claim again."""
+    """The answer to a claim. db_now: the database's clock. more: runs were taken or marked and a limit was reached, of
+    the claim or per bucket: claim again.
+    complete: nothing that may be claimed was left behind but suspects, neither locked nor over a limit.
+    suspects_left: suspects were passed over for want of places. strays: workflows of the runs marked as strays.
+    """
 
     runs: Sequence[ClaimedRun]
     db_now: float
     more: bool
+    complete: bool = False
+    suspects_left: bool = False
+    strays: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,6 +476,8 @@ class RunRecord:
     trace: str | None = None
     subject: str | None = None
     tags: str | None = None
+    stray: bool = False
+    """Due, but the holder of its shard does not know its workflow: another runner may take it (R15)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,13 +496,17 @@ class RunFilter:
 
 class HintKind(StrEnum):
     """START: a run of this slot is due. WAKE: this run has mail. DONE: this run has ended.
-    SHARDS: shards were released or a runner came or left. ANY: something changed."""
+    SHARDS: shards were released or a runner came or left. ANY: something changed.
+    STRAY: runs of this workflow (`Hint.run_id`) are due where nobody knows them.
+    PARKED: a run of this slot was parked, to fall due soon, by somebody who does not hold its shard."""
 
     START = "s"
     WAKE = "w"
     DONE = "d"
     SHARDS = "p"
     ANY = "*"
+    STRAY = "stray"
+    PARKED = "parked"
 
 
 @dataclass(frozen=True, slots=True)

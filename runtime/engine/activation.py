@@ -77,6 +77,8 @@ class Surroundings:
     """None where it is not recorded which steps are running."""
     slots: Slots
     want_mail: Callable[[Activation], None]
+    cleared: Callable[[Activation], None]
+    """Gets a suspect when it has written something."""
     gone: Callable[[Activation, Departure], None]
     telemetry: Telemetry
 
@@ -132,6 +134,7 @@ class Activation:
         self.seen = run.wake_seq
         self.leaving = False
         self.gone = False
+        self.suspect = False
         self._definition: WorkflowDefinition[Any, Any] | None = None
         self._revision = run.revision
         self._entries: list[Entry] = []
@@ -159,7 +162,7 @@ class Activation:
         self.bytes = BODY_BYTES + len(run.payload)
         """Roughly what the body keeps in memory."""
         self._next_seq = run.next_seq
-        self.record_attempts = run.taken_over
+        self.record_attempts = run.taken_over or run.reclaim_count > 0
         self._began: dict[str, float] = {}
         """When the first attempt of a step began whose failed attempts are entries."""
         self.span: Span | None = None
@@ -593,6 +596,9 @@ class Activation:
             return
         if write.entries:
             self.body.committed(write.entries[-1].seq)
+            if self.suspect:
+                self.suspect = False
+                self.around.cleared(self)
         if isinstance(write.outcome, Park):
             assert refused, "a park that was not refused has left"
             self.around.telemetry.tally.parks_refused += 1

@@ -1,22 +1,26 @@
 """The claim loop: which shards are looked into when, and with how many slots.
 
 Hinted shards are asked at once, due timers at their instant, everything every few seconds (the safety scan), orphans
-after a take-over, after a claim of unknown outcome and once a minute. One claim is under way at a time.
+after a take-over, when a runner has died, after a claim of unknown outcome and once a minute. One claim is under way at
+a time. All but the looks for orphans begin at the low-water marks.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 
 import structlog
 
 from perdure.runtime.dbclock import DatabaseClock
 from perdure.runtime.engine.due import DueTimes
+from perdure.runtime.engine.low_water import LowWaterMarks
 from perdure.runtime.engine.pacing import Backoff, Portion
 from perdure.runtime.engine.slots import Slots
+from perdure.runtime.engine.suspects import SuspectLane
 from perdure.runtime.telemetry import Telemetry
 from perdure.sharding.slots import shard_of
 from perdure.storage.clock import Randomness
@@ -39,6 +43,8 @@ HORIZON = 15.0
 """Seconds; parked runs due within it are noted in the heap at each scan."""
 UPCOMING_LIMIT = 10_000
 ORPHAN_PERIOD = 60.0
+MARKED_AT_ONCE = 200
+"""Most candidates per bucket of a claim that takes nothing and only marks strays."""
 
 
 class Claimer:
@@ -46,6 +52,7 @@ class Claimer:
 
     holds: the shards held now (shard_id → hold), vacating ones left out.
     in_memory: claim ids being executed. taken: gets each claimed run, on the loop.
+    strays: gets the workflows of runs marked as strays. lane: how many suspects may be taken.
     scan: seconds between safety scans, ± 20 %. unknown_ends: seconds after which a statement cut off in flight has
     certainly ended (the storage deadline).
     """
@@ -61,7 +68,9 @@ class Claimer:
         holds: Callable[[], Mapping[int, ShardHold]],
         in_memory: Callable[[], Sequence[int]],
         taken: Callable[[Sequence[ClaimedRun]], None],
+        strays: Callable[[Sequence[str]], None],
         slots: Slots,
+        lane: SuspectLane,
         clock: DatabaseClock,
         may_write: Callable[[], Awaitable[None]],
         declared_dead: Callable[[], None],
@@ -77,7 +86,9 @@ class Claimer:
         self._holds = holds
         self._in_memory = in_memory
         self._taken = taken
+        self._strays = strays
         self._slots = slots
+        self._lane = lane
         self._clock = clock
         self._now = clock.now
         self._may_write = may_write
@@ -93,6 +104,10 @@ class Claimer:
         self._any_gained = asyncio.Event()
         self._wanted = asyncio.Event()
         self._waiting_since: float | None = None
+        self._marks = LowWaterMarks()
+        self._marked_until: float | None = None
+        self._suspects_waiting = False
+        self._turn = asyncio.Lock()
         self._resting = asyncio.Event()
         self._resting.set()
         self._more = False
@@ -123,9 +138,20 @@ class Claimer:
 
     def gained(self, shards: Sequence[int]) -> None:
         """Shards just taken: whatever their last holder left is looked for at once, due now or soon."""
+        self._marks.forget(shards)
         self.look_for_orphans(shards)
+        self.note_upcoming(shards)
+
+    def note_upcoming(self, shards: Iterable[int]) -> None:
+        """Runs of these shards may fall due soon that no scan has seen yet."""
         self._gained.update(shards)
         self._any_gained.set()
+
+    def suspect_cleared(self) -> None:
+        """There is a place for a suspect: whoever was passed over for want of one is looked for."""
+        if self._suspects_waiting:
+            self._suspects_waiting = False
+            self.look_for_orphans(self._holds())
 
     def slot_freed(self) -> None:
         if self._hinted or self._orphaned:
@@ -245,35 +271,67 @@ class Claimer:
         finally:
             alarm.cancel()
 
+    @contextlib.asynccontextmanager
+    async def turn(self, *, orphans: bool) -> AsyncIterator[None]:
+        """One claim at a time: another would take for lost what this one has got and not yet told."""
+        async with self._turn:
+            await self._may_write()
+            self._resting.clear()
+            self._taking_orphans = orphans
+            try:
+                yield
+            finally:
+                self._taking_orphans = False
+                self._resting.set()
+
     async def _claim(self) -> None:
-        holds = self._holds()
         orphans = bool(self._orphaned)
-        asked = [s for s in (self._orphaned if orphans else self._hinted) if s in holds]
-        (self._orphaned if orphans else self._hinted).clear()
-        if not asked:
-            return
-        await self._may_write()
-        limit = min(self._slots.free, self._portion.size)
-        if limit == 0:
-            self._ask_again(asked, orphans)
-            return
-        request = ClaimRequest(
-            runner_id=self._runner_id,
-            holds=[holds[s] for s in asked],
-            workflows=self._workflows(),
-            in_memory=self._in_memory() if orphans else (),
-            limit=limit,
-            per_shard=PER_SHARD,
-            orphans=orphans,
-            ahead=AHEAD,
-        )
-        self._resting.clear()
-        self._taking_orphans = orphans
-        try:
+        async with self.turn(orphans=orphans):
+            holds, wanted = self._holds(), self._orphaned if orphans else self._hinted
+            asked = [shard for shard in wanted if shard in holds]
+            wanted.clear()
+            limit = min(self._slots.free, self._portion.size)
+            if not asked or limit == 0:
+                self._ask_again(asked, orphans)
+                return
+            request = ClaimRequest(
+                runner_id=self._runner_id,
+                holds=[holds[s] for s in asked],
+                workflows=self._workflows(),
+                in_memory=self._in_memory() if orphans else (),
+                limit=limit,
+                per_shard=PER_SHARD,
+                orphans=orphans,
+                ahead=AHEAD,
+                floor=None if orphans else self._marks.floor(asked),
+                suspects=self._lane.free,
+            )
             await self._ask(request, asked)
-        finally:
-            self._taking_orphans = False
-            self._resting.set()
+
+    async def mark_strays(self) -> None:
+        """Claim nothing, but mark due runs of workflows that are unknown here, so that others can have them."""
+        async with self.turn(orphans=False):
+            request = ClaimRequest(
+                runner_id=self._runner_id,
+                holds=list(self._holds().values()),
+                workflows=self._workflows(),
+                in_memory=(),
+                limit=0,
+                per_shard=MARKED_AT_ONCE,
+                floor=self._marked_until,
+            )
+            if not request.holds:
+                return
+            try:
+                claims = await self._store.claim_runs(request)
+            except (DatabaseUnavailable, ConflictError, UnknownOutcome) as error:
+                log.warning("claim.unavailable", error=str(error))
+            except RunnerDeclaredDead:
+                self._declared_dead()
+            else:
+                self._marked_until = claims.db_now
+                if claims.strays:
+                    self._strays(claims.strays)
 
     async def _ask(self, request: ClaimRequest, asked: Sequence[int]) -> None:
         sent, sent_ns = self._clock.mark(), self._telemetry.now()
@@ -307,6 +365,12 @@ class Claimer:
         for run in claims.runs:
             self.due.forget(run.run_id)
         self._taken(claims.runs)
+        if claims.strays:
+            self._strays(claims.strays)
+        if claims.suspects_left or request.suspects == 0:
+            self._suspects_waiting = True
+        if claims.complete:
+            self._marks.raise_to(claims.db_now, asked)
         self._more = claims.more
         if claims.more:
             self._ask_again(asked, request.orphans)

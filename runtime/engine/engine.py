@@ -7,6 +7,7 @@ enters bodies, and sees runs off when they finish or park.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,13 +23,15 @@ from perdure.runtime.body import Body
 from perdure.runtime.dbclock import DatabaseClock
 from perdure.runtime.engine.activation import Activation, Departure, Surroundings
 from perdure.runtime.engine.births import Births
-from perdure.runtime.engine.claiming import Claimer
+from perdure.runtime.engine.borrowing import Borrower, runners_differ
+from perdure.runtime.engine.claiming import HORIZON, Claimer
 from perdure.runtime.engine.committer import Committer
 from perdure.runtime.engine.executor import StepExecutor
 from perdure.runtime.engine.loading import Loader
 from perdure.runtime.engine.mail import MailReader
 from perdure.runtime.engine.slots import Slots
 from perdure.runtime.engine.start_lines import StartLines
+from perdure.runtime.engine.suspects import SuspectLane, is_suspect
 from perdure.runtime.engine.threads import StepThreads
 from perdure.runtime.engine.warm import WarmRuns
 from perdure.runtime.hints import HintBus
@@ -50,9 +53,13 @@ from perdure.storage.model import (
     RunEvent,
     RunStatus,
     ShardHold,
+    Topology,
 )
 
 log = structlog.get_logger("perdure.engine")
+
+PARKING = 1.0
+"""Seconds a shard being given up waits for its idle runs to be parked; who is still here then counts as pinned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +84,8 @@ class Engine:
     """Executes the runs of the shards this runner holds.
 
     holds: shards held now. clock: database time. may_write: returns while the lease is trusted.
-    trusted: whether it is, now. declared_dead: called when a write learns that this runner was declared dead.
+    trusted: whether it is, now. topology: the last look at runners and shards.
+    declared_dead: called when a write learns that this runner was declared dead.
     tell_end: gets each end after its commit. threads: for blocking steps.
     """
 
@@ -96,6 +104,7 @@ class Engine:
         declared_dead: Callable[[], None],
         trusted: Callable[[], bool],
         tell_end: Callable[[RunEnd], None],
+        topology: Callable[[], Topology | None] = lambda: None,
         threads: StepThreads | None = None,
         telemetry: Telemetry | None = None,
     ) -> None:
@@ -114,6 +123,9 @@ class Engine:
         self._loading: set[asyncio.Task[None]] = set()
         self._early_wakes: set[str] = set()
         self._slots = Slots(config.slots, self._slot_freed)
+        self._lane = SuspectLane(self._suspect_cleared)
+        self._draining = False
+        self._emptied = asyncio.Event()
         self._committer = Committer(
             store,
             runner_id,
@@ -129,15 +141,33 @@ class Engine:
             shard_count=config.shard_count,
             workflows=registry.names,
             holds=self._claimable,
-            in_memory=lambda: [*(a.run.claim_id for a in self._runs.values()), *self.births.claims],
+            in_memory=self._claims,
             taken=self._taken,
+            strays=self._tell_strays,
             slots=self._slots,
+            lane=self._lane,
             clock=clock,
             may_write=may_write,
             declared_dead=declared_dead,
             scan=config.scan,
             unknown_ends=config.storage_deadline,
             telemetry=telemetry,
+        )
+        self._borrower = Borrower(
+            store,
+            runner_id,
+            randomness,
+            workflows=registry.names,
+            in_memory=self._claims,
+            taken=self._taken,
+            mixed=lambda: runners_differ(topology(), registry.names()),
+            claimer=self._claimer,
+            slots=self._slots,
+            lane=self._lane,
+            clock=clock,
+            declared_dead=declared_dead,
+            scan=config.scan,
+            unknown_ends=config.storage_deadline,
         )
         self.births = Births(
             runner_id,
@@ -175,6 +205,7 @@ class Engine:
             start_lines=StartLines(store, now) if config.recording == "full" else None,
             slots=self._slots,
             want_mail=lambda activation: self._mail.poke(activation.run.run_id),
+            cleared=lambda activation: self._lane.leave(activation.run.run_id),
             gone=self._gone,
             telemetry=telemetry,
         )
@@ -189,6 +220,7 @@ class Engine:
                 services.create_task(self._claimer.run(), name="claimer")
                 services.create_task(self._claimer.run_scans(), name="safety scan")
                 services.create_task(self._claimer.run_gained(), name="timers of new shards")
+                services.create_task(self._borrower.run(), name="borrower")
                 services.create_task(self._mail.run(), name="mail reader")
                 if self._around.start_lines is not None:
                     services.create_task(self._around.start_lines.run(), name="start lines")
@@ -207,6 +239,7 @@ class Engine:
         self._runs.clear()
         self._by_shard.clear()
         self._warm.clear()
+        self._emptied.set()
         for emptied in self._vacating.values():
             emptied.set()
 
@@ -216,7 +249,9 @@ class Engine:
         self._claimer.gained([hold.shard_id for hold in holds])
 
     async def vacate(self, shard_id: int) -> None:
-        """Claim nothing more of it, start no more steps, park what is idle; returns when none of its runs is left."""
+        """Claim nothing more of it, start no more steps, park what is idle. Returns when nobody is left, or only runs
+        with a running step: they are pinned, which is to say that they stay in memory under their claim, whoever has
+        the shard, and park when the step has ended."""
         emptied = self._vacating.setdefault(shard_id, asyncio.Event())
         try:
             await self._claimer.resting()
@@ -224,10 +259,32 @@ class Engine:
             self._warm.forget_shard(shard_id)
             for activation in list(self._by_shard.get(shard_id, {}).values()):
                 activation.leave()
-            if self._by_shard.get(shard_id):
-                await emptied.wait()
+            if not self._only_pinned(shard_id):
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(emptied.wait(), PARKING)
         finally:
             self._vacating.pop(shard_id, None)
+
+    def _only_pinned(self, shard_id: int) -> bool:
+        return all(a.steps for a in self._by_shard.get(shard_id, {}).values())
+
+    def runners_died(self) -> None:
+        """Whatever they had in memory, of any shard, is an orphan now."""
+        self._claimer.look_for_orphans(self._holds())
+        self._borrower.look()
+
+    def begin_drain(self) -> None:
+        """Take nothing more, start no more steps, park what is idle, whoever holds its shard."""
+        self._draining = True
+        self._borrower.stop()
+        for activation in list(self._runs.values()):
+            activation.leave()
+
+    async def emptied(self) -> None:
+        """After `begin_drain`: returns when no run is left in memory, pinned ones included."""
+        while self._runs:
+            self._emptied.clear()
+            await self._emptied.wait()
 
     # -- what `status` and `why` show
     @property
@@ -258,7 +315,7 @@ class Engine:
 
     # -- claiming
     def _claimable(self) -> Mapping[int, ShardHold]:
-        holds = self._holds()
+        holds = {} if self._draining else self._holds()
         if not self._vacating:
             return holds
         return {shard: hold for shard, hold in holds.items() if shard not in self._vacating}
@@ -269,8 +326,18 @@ class Engine:
         for activation in list(self._runs.values()):
             activation.clock_moved()
 
+    def _claims(self) -> list[int]:
+        return [*(a.run.claim_id for a in self._runs.values()), *self.births.claims]
+
     def _slot_freed(self) -> None:
         self._claimer.slot_freed()
+
+    def _suspect_cleared(self) -> None:
+        self._claimer.suspect_cleared()
+        self._borrower.look()
+
+    def _tell_strays(self, workflows: Sequence[str]) -> None:
+        self._bus.publish([Hint(HintKind.STRAY, workflow) for workflow in workflows])
 
     def _taken(self, runs: Sequence[ClaimedRun]) -> None:
         resumed: list[Activation] = []
@@ -285,7 +352,10 @@ class Engine:
             activation = warm or Activation(run, self._around)
             self._runs[run.run_id] = activation
             self._by_shard.setdefault(shard, {})[run.run_id] = activation
-            if shard in self._vacating:
+            activation.suspect = is_suspect(run)
+            if activation.suspect:
+                self._lane.enter(run.run_id)
+            if self._draining or shard in self._vacating:
                 activation.leave()
             if run.reclaim_count >= self._config.max_reclaims:
                 self._crash_looped(activation)
@@ -353,14 +423,18 @@ class Engine:
     def _gone(self, activation: Activation, departure: Departure) -> None:
         run = activation.run
         self._runs.pop(run.run_id, None)
+        if activation.suspect:
+            self._lane.leave(run.run_id)
         shard = shard_of(run.slot, self._config.shard_count)
         siblings = self._by_shard.get(shard)
         if siblings is not None:
             siblings.pop(run.run_id, None)
             if not siblings:
                 del self._by_shard[shard]
-                if shard in self._vacating:
-                    self._vacating[shard].set()
+            if shard in self._vacating and self._only_pinned(shard):
+                self._vacating[shard].set()
+        if not self._runs:
+            self._emptied.set()
         if departure.finish is not None:
             self._telemetry.tally.end(run.workflow, departure.finish.status, self._now())
             _log_end(run, departure.finish)
@@ -371,14 +445,25 @@ class Engine:
                 hints.append(Hint(HintKind.WAKE, parent, slot_of(parent)))
             self._bus.publish(hints)
         elif departure.park is not None:
-            if activation.rest is not None:
+            if activation.rest is not None and not activation.leaving:
                 self._warm.keep(activation, shard)
             if departure.poked:
                 self._claimer.hint_slots([run.slot])
             if departure.park.wake_at is not None:
-                self._claimer.note_due(run.run_id, run.slot, departure.park.wake_at)
+                self._parked(run, shard, departure.park.wake_at)
         elif departure.reload:
             self._claimer.look_for_orphans([shard])
+            self._borrower.look_for_lost()
+
+    def _parked(self, run: ClaimedRun, shard: int, wake_at: float) -> None:
+        """Whoever holds its shard is to have it when it is due: I, or the one who has taken the shard meanwhile."""
+        self._claimer.note_due(run.run_id, run.slot, wake_at)
+        if shard in self._claimable():
+            return
+        if wake_at <= self._now():
+            self._bus.publish([Hint(HintKind.START, slot=run.slot)])
+        elif wake_at <= self._now() + HORIZON:
+            self._bus.publish([Hint(HintKind.PARKED, slot=run.slot)])
 
     # -- hints and scans
     def _hinted(self, hints: Sequence[Hint]) -> None:
@@ -397,7 +482,13 @@ class Engine:
                         self._early_wakes.add(hint.run_id)
             elif hint.kind is HintKind.DONE:
                 self._warm.forget(hint.run_id)
+            elif hint.kind is HintKind.STRAY:
+                if hint.run_id in self._registry:
+                    self._borrower.look()
+            elif hint.kind is HintKind.PARKED:
+                self._claimer.note_upcoming([shard_of(hint.slot, self._config.shard_count)])
             elif hint.kind is HintKind.ANY:
+                self._borrower.look()
                 self._claimer.hint_all()
                 for run_id in self._runs:
                     self._poke(run_id)

@@ -8,9 +8,11 @@ from typing import Any
 
 from perdure.storage import births
 from perdure.storage.model import (
+    FLOOR_MARGIN,
     FORMAT,
     ClaimedRun,
     ClaimRequest,
+    Claims,
     Entry,
     EntryKind,
     Finish,
@@ -24,6 +26,7 @@ from perdure.storage.model import (
     RunWrite,
     ShardRow,
     StartOutcome,
+    StrayRequest,
     Topology,
 )
 from perdure.storage.postgres.literals import EMPTY, numbers, texts
@@ -33,6 +36,7 @@ from perdure.storage.verdicts import FenceSeen
 
 Columns = list[object]
 
+MANY = 2**31 - 1
 
 def start_columns(runs: Sequence[NewRun]) -> Columns:
     """The arrays of `start`."""
@@ -92,7 +96,37 @@ def claim_columns(request: ClaimRequest, claim_ids: Sequence[int]) -> Columns:
         request.orphans,
         request.ahead,
         request.floor,
+        FLOOR_MARGIN,
+        MANY if request.suspects is None else request.suspects,
     ]
+
+
+def stray_columns(request: StrayRequest, claim_ids: Sequence[int]) -> Columns:
+    """The arguments of `claim_strays`."""
+    return [
+        request.runner_id,
+        list(request.workflows),
+        list(request.in_memory),
+        list(claim_ids),
+        MANY if request.suspects is None else request.suspects,
+        request.from_slot,
+        request.lost,
+    ]
+
+
+def claims_of(rows: Sequence[Row]) -> Claims:
+    """The answer of `claim` and `claim_strays`: facts of the whole in each row, a run in each but that of none."""
+    head = rows[0]
+    runs = tuple(claimed_run(row) for row in rows if row["run_id"] is not None)
+    strays = tuple(sorted(head["strays"] or ()))
+    return Claims(
+        runs=runs,
+        db_now=head["db_now"],
+        more=head["more"] and bool(runs or strays),
+        complete=head["complete"],
+        suspects_left=head["suspects_left"],
+        strays=strays,
+    )
 
 
 def commit_columns(runner_id: int, batch_id: int, writes: Sequence[RunWrite]) -> Columns:
@@ -258,7 +292,7 @@ def live_record(row: Row) -> RunRecord:
 _NOT_LIVE: Mapping[str, Any] = dict.fromkeys(
     (
         "live_status", "live_reason", "entered_at", "wake_at", "hold", "runner_id", "claim_id", "epoch",
-        "reclaim_count", "next_seq", "unread",
+        "reclaim_count", "next_seq", "unread", "stray",
     )
 )  # fmt: skip
 
@@ -292,6 +326,7 @@ def record_of(row: Row, live: Row | Mapping[str, Any]) -> RunRecord:
         trace=row["trace"],
         subject=row["subject"],
         tags=row["tags"],
+        stray=bool(live["stray"]),
     )
 
 

@@ -68,7 +68,7 @@ with batch as materialized (
   update perdure_wakes w
      set wake_seq = w.wake_seq + x.n, hold = coalesce(x.hold, w.hold),
          wake_at = case when coalesce(x.hold, w.hold) is not null then null
-                        when x.parked then x.wake_at
+                        when x.parked then case when x.wake_at < clock_timestamp() then clock_timestamp() else x.wake_at end  -- low-water marks
                         else least(w.wake_at, clock_timestamp()) end
     from (select run_id, sum(n) as n, max(wake_at) as wake_at, max(hold) as hold, bool_or(parked) as parked
             from (select run_id, 0 as n, wake_at, case when hold or reason = 'operator' then reason end as hold, true as parked from done where parked

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 PAYLOAD_BYTES = 7_900
 MOST_WAITING = 10_000
 """Hints gathered while the channel is slow; more of them become one ANY."""
+STRAY_SLOT, PARKED_SLOT = -2, -3
 RECONNECT_FIRST, RECONNECT_MOST = 0.1, 5.0
 PROBE_SECONDS = 10.0
 
@@ -156,7 +157,7 @@ def encode(hints: Iterable[Hint], *, sender: str) -> list[str]:
     parts: list[str] = []
     size = 0
     for hint in hints:
-        part = json.dumps([hint.kind.value, hint.run_id, hint.slot], ensure_ascii=False)
+        part = json.dumps(_wire(hint), ensure_ascii=False)
         length = len(part.encode()) + 1
         if parts and size + length > PAYLOAD_BYTES - 32:
             payloads.append(_payload(sender, parts))
@@ -166,6 +167,25 @@ def encode(hints: Iterable[Hint], *, sender: str) -> list[str]:
     if parts:
         payloads.append(_payload(sender, parts))
     return payloads
+
+
+def _wire(hint: Hint) -> list[object]:
+    """The first release takes a kind it does not know for ANY and looks at everything. So what came later travels as
+    the end of a run nobody has, at a slot there is not, which it ignores (R16)."""
+    match hint.kind:
+        case HintKind.STRAY:
+            return [HintKind.DONE.value, hint.run_id, STRAY_SLOT]
+        case HintKind.PARKED:
+            return [HintKind.DONE.value, hint.run_id, PARKED_SLOT - hint.slot]
+    return [hint.kind.value, hint.run_id, hint.slot]
+
+
+def _hint(kind: str, run_id: str, slot: int) -> Hint:
+    if kind == HintKind.DONE and slot == STRAY_SLOT:
+        return Hint(HintKind.STRAY, run_id)
+    if kind == HintKind.DONE and slot <= PARKED_SLOT:
+        return Hint(HintKind.PARKED, run_id, PARKED_SLOT - slot)
+    return Hint(HintKind(kind), run_id, slot)
 
 
 def _payload(sender: str, parts: list[str]) -> str:
@@ -178,6 +198,6 @@ def decode(payload: str, *, own: str) -> list[Hint]:
         sender, *parts = json.loads(payload)
         if sender == own:
             return []
-        return [Hint(HintKind(kind), run_id, slot) for kind, run_id, slot in parts]
+        return [_hint(kind, run_id, slot) for kind, run_id, slot in parts]
     except (ValueError, TypeError):
         return [Hint(HintKind.ANY)]

@@ -43,7 +43,7 @@ def list_statement(filter: RunFilter) -> tuple[str, list[object]]:
     join = "join" if wanted and not final else "left join"
     text = f"""-- name: list_runs
 select r.*, f.status as live_status, f.reason as live_reason, f.runner_id, f.claim_id, f.epoch, f.reclaim_count,
-       f.next_seq, f.entered_at, w.wake_at, w.hold, m.unread
+       f.next_seq, f.entered_at, w.wake_at, w.hold, w.stray_revision = f.revision as stray, m.unread
   from (select r.run_id, r.created_at from perdure_runs r {join} perdure_fences f on f.run_id = r.run_id
          where {where}
          order by r.created_at desc, r.run_id desc limit {int(filter.limit)} offset {int(filter.offset)}) page

@@ -35,6 +35,7 @@ from perdure.storage.model import (
     SendStatus,
     ShardHold,
     StartOutcome,
+    StrayRequest,
     Verdict,
 )
 from perdure.storage.paging import journal_page
@@ -218,15 +219,23 @@ class PostgresRunStore(RunStore):
     # -- the runner's hot path
     async def claim_runs(self, request: ClaimRequest) -> Claims:
         claim_ids = [self._randomness.bits63() for _ in range(request.limit)]
-        values = columns.claim_columns(request, claim_ids)
-        rows = await self._calls.shielded(self._claim(values))
-        head = rows[0]
-        if not head["alive"]:
-            raise _declared_dead(request.runner_id)
-        runs = tuple(columns.claimed_run(row) for row in rows if row["run_id"] is not None)
-        return Claims(runs=runs, db_now=head["db_now"], more=head["more"] and bool(runs))
+        return await self._claim(
+            request.runner_id, queries.CLAIM, columns.claim_columns(request, claim_ids)
+        )
 
-    async def _claim(self, values: Sequence[object]) -> list[Row]:
+    async def claim_strays(self, request: StrayRequest) -> Claims:
+        claim_ids = [self._randomness.bits63() for _ in range(request.limit)]
+        return await self._claim(
+            request.runner_id, queries.CLAIM_STRAYS, columns.stray_columns(request, claim_ids)
+        )
+
+    async def _claim(self, runner_id: int, sql: str, values: Sequence[object]) -> Claims:
+        rows = await self._calls.shielded(self._claimed(sql, values))
+        if not rows[0]["alive"]:
+            raise _declared_dead(runner_id)
+        return columns.claims_of(rows)
+
+    async def _claimed(self, sql: str, values: Sequence[object]) -> list[Row]:
         """The statement, once no earlier one whose answer was lost can still be on its way: that one knows nothing of
         what was claimed since, and would take it for an orphan of its own runner."""
         deadline = self._settings.deadline
@@ -237,12 +246,12 @@ class PostgresRunStore(RunStore):
                 await end_session(session, self._lost_claim, deadline=deadline, ends=ends)
                 self._lost_claim = None
             try:
-                return await session.fetch(queries.CLAIM, *values, writes=True, deadline=deadline)
+                return await session.fetch(sql, *values, writes=True, deadline=deadline)
             except UnknownOutcome:
                 self._lost_claim = session.backend
                 raise
 
-        return await self._runner_lane.run(use, what="claim", patience=deadline)
+        return await self._runner_lane.run(use, what=name_of(sql), patience=deadline)
 
     async def read_mailboxes(self, run_ids: Sequence[str]) -> Mapping[str, Mailbox]:
         rows = await self._read(self._runner_lane, queries.MAILBOX, sorted(set(run_ids)))

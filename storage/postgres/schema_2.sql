@@ -6,7 +6,7 @@ alter view perdure_run_list alter column run_id drop default;
 
 -- A stray run is due, but the holder of its shard does not know its workflow: another runner may have it (R15). The mark
 -- counts as long as the fence has the revision beside it, so whatever a runner of version 1 does with the run ends it.
-alter table perdure_wakes add column stray text collate "C", add column stray_revision bigint;
+alter table perdure_wakes add column stray text collate "C", add column stray_revision bigint, add column stray_since timestamptz;
 create index perdure_wakes_stray on perdure_wakes (stray, slot) where stray is not null;
 
 create or replace view perdure_run_list as

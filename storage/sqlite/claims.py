@@ -12,20 +12,38 @@ from typing import NamedTuple
 
 from perdure.storage.clock import Randomness, from_micros, to_micros
 from perdure.storage.errors import RunnerDeclaredDead
-from perdure.storage.model import ClaimedRun, ClaimRequest, Claims, RunStatus, ShardHold
+from perdure.storage.model import (
+    FLOOR_MARGIN,
+    ClaimedRun,
+    ClaimRequest,
+    Claims,
+    RunStatus,
+    ShardHold,
+    StrayRequest,
+)
 from perdure.storage.sqlite.transaction import Row, Transaction, as_list
 
 BEGINNING = -(1 << 63)
 
 
+MANY = (1 << 31) - 1
+AT_LEAST = 50
+"""So many candidates are looked at, also when fewer runs are wanted: some may be strays."""
+
+
 class Candidate(NamedTuple):
-    """A run that may be taken: where it was found, the shard's epoch, and the fence's state before the claim."""
+    """A run that may be taken: where it was found, the shard's epoch, and the fence's state before the claim.
+
+    known: I know its workflow. suspect: it fell with a runner before and has written nothing since.
+    """
 
     run_id: str
     bucket: int
     epoch: int
     status: str
     runner_id: int | None
+    known: bool
+    suspect: bool
 
 
 def require_alive(tx: Transaction, runner_id: int) -> None:
@@ -39,15 +57,80 @@ def require_alive(tx: Transaction, runner_id: int) -> None:
 
 
 def claim_runs(tx: Transaction, request: ClaimRequest, randomness: Randomness) -> Claims:
-    """Take due runs and, if asked, orphans; at most ``request.limit`` in all."""
+    """Take due runs and, if asked, orphans; at most ``request.limit`` in all. Mark those I do not know as strays."""
     require_alive(tx, request.runner_id)
-    now = from_micros(tx.now)
     buckets = _buckets(tx, request.runner_id, request.holds)
     horizon = tx.now + round(request.ahead * 1_000_000)
-    taken, more = _candidates(tx, request, buckets, horizon)
-    if not taken:
-        return Claims((), now, more=more)
-    return Claims(_take(tx, request.runner_id, taken, horizon, randomness), now, more=more)
+    most = max(request.limit, AT_LEAST)
+    candidates = _candidates(tx, request, buckets, horizon, most + 1)
+    chosen = _with_place(candidates, request.suspects)
+    runs = _take(tx, request.runner_id, chosen[: request.limit], horizon, randomness)
+    strays = _mark(tx, [run.run_id for run in candidates if not run.known])
+    fullest = max(Counter(candidate.bucket for candidate in candidates).values(), default=0)
+    full = len(candidates) > most or len(chosen) > request.limit or fullest >= request.per_shard
+    return Claims(
+        runs,
+        from_micros(tx.now),
+        more=full and bool(runs or strays),
+        complete=not full,
+        suspects_left=len(chosen) < sum(candidate.known for candidate in candidates),
+        strays=strays,
+    )
+
+
+def strays_in_sight(tx: Transaction, request: StrayRequest) -> Claims | None:
+    """None: there are some to claim. Otherwise the answer of a claim that takes nothing."""
+    require_alive(tx, request.runner_id)
+    if _stray_candidates(tx, request, 1):
+        return None
+    return Claims((), from_micros(tx.now), more=False)
+
+
+def claim_strays(tx: Transaction, request: StrayRequest, randomness: Randomness) -> Claims:
+    """Take strays of workflows I know, in any shard; where asked also what runs under me unknown to me."""
+    require_alive(tx, request.runner_id)
+    candidates = _stray_candidates(tx, request, request.limit + 1)
+    chosen = _with_place(candidates, request.suspects)
+    taken = chosen[: request.limit]
+    return Claims(
+        _take(tx, request.runner_id, taken, tx.now, randomness),
+        from_micros(tx.now),
+        more=len(chosen) > request.limit and bool(taken),
+        suspects_left=len(chosen) < len(candidates),
+    )
+
+
+def _stray_candidates(tx: Transaction, request: StrayRequest, limit: int) -> list[Candidate]:
+    values = {
+        "workflows": as_list(request.workflows),
+        "in_memory": as_list(request.in_memory),
+        "runner_id": request.runner_id,
+        "suspects": MANY if request.suspects is None else request.suspects,
+        "from_slot": request.from_slot,
+        "limit": limit,
+    }
+    found = tx.rows("claim.lost", values) if request.lost else []
+    found += tx.rows("claim.strays", {**values, "limit": limit - len(found)})
+    return [Candidate(*row) for row in found]
+
+
+def _with_place(candidates: Sequence[Candidate], places: int | None) -> list[Candidate]:
+    """Those I know, in their order; of suspects as many as have a place."""
+    left = MANY if places is None else places
+    chosen = []
+    for candidate in candidates:
+        if candidate.known and (left > 0 or not candidate.suspect):
+            left -= candidate.suspect
+            chosen.append(candidate)
+    return chosen
+
+
+def _mark(tx: Transaction, run_ids: Sequence[str]) -> tuple[str, ...]:
+    """Mark runs as strays (R15); the workflows they are of."""
+    if not run_ids:
+        return ()
+    rows = tx.rows("claim.mark", {"run_ids": as_list(run_ids), "now": tx.now})
+    return tuple(sorted({row[0] for row in rows}))
 
 
 def _buckets(tx: Transaction, runner_id: int, holds: Sequence[ShardHold]) -> list[Row]:
@@ -65,30 +148,32 @@ def _buckets(tx: Transaction, runner_id: int, holds: Sequence[ShardHold]) -> lis
 
 
 def _candidates(
-    tx: Transaction, request: ClaimRequest, buckets: Sequence[Row], horizon: int
-) -> tuple[list[Candidate], bool]:
-    """Whom to take, and whether there is more: one above the limit was found, or a bucket's limit was reached."""
+    tx: Transaction, request: ClaimRequest, buckets: Sequence[Row], horizon: int, limit: int
+) -> list[Candidate]:
+    floor = BEGINNING
+    if request.floor is not None:
+        floor = min(to_micros(request.floor), tx.now - round(FLOOR_MARGIN * 1_000_000))
     values = {
         "buckets": as_list(buckets),
         "workflows": as_list(request.workflows),
         "in_memory": as_list(request.in_memory),
         "runner_id": request.runner_id,
         "horizon": horizon,
-        "floor": BEGINNING if request.floor is None else to_micros(request.floor),
+        "floor": floor,
         "per_shard": request.per_shard,
-        "limit": request.limit + 1,
+        "suspects": MANY if request.suspects is None else request.suspects,
+        "limit": limit,
     }
     found = tx.rows("claim.orphans", values) if request.orphans else []
-    found += tx.rows("claim.due", {**values, "limit": request.limit + 1 - len(found)})
-    candidates = [Candidate(*row) for row in found]
-    fullest = max(Counter(candidate.bucket for candidate in candidates).values(), default=0)
-    more = len(candidates) > request.limit or fullest >= request.per_shard
-    return candidates[: request.limit], more
+    found += tx.rows("claim.due", {**values, "limit": limit - len(found)})
+    return [Candidate(*row) for row in found]
 
 
 def _take(
     tx: Transaction, me: int, taken: Sequence[Candidate], horizon: int, randomness: Randomness
 ) -> tuple[ClaimedRun, ...]:
+    if not taken:
+        return ()
     before = {candidate.run_id: candidate for candidate in taken}
     rows = [
         [run.run_id, randomness.bits63(), run.epoch, int(_lost_its_runner(run, me))]

@@ -155,6 +155,7 @@ def _park(tx: Transaction, parks: Mapping[str, Park]) -> None:
                 "reason": park.reason.value,
                 "hold": park.reason.value if park.reason.hold else None,
                 "wake_at": to_micros(park.wake_at or 0.0) if timed else None,
+                "now": tx.now,
             }
         )
     tx.many("commit.park_fence", rows)

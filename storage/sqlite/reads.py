@@ -142,7 +142,7 @@ def _record(row: Row) -> RunRecord:
         epoch,
         *rest,
     ) = rest
-    reclaim_count, next_seq, unread, parent_id, tenant, trace, subject, tags = rest
+    reclaim_count, next_seq, unread, parent_id, tenant, trace, subject, tags, stray = rest
     return RunRecord(
         run_id=run_id,
         workflow=workflow,
@@ -171,6 +171,7 @@ def _record(row: Row) -> RunRecord:
         trace=trace,
         subject=subject,
         tags=tags,
+        stray=bool(stray),
     )
 
 

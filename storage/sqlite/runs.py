@@ -22,6 +22,7 @@ from perdure.storage.model import (
     SendOutcome,
     ShardHold,
     StartOutcome,
+    StrayRequest,
     Verdict,
 )
 from perdure.storage.sqlite import claims, commits, reads, starts
@@ -90,6 +91,16 @@ class SqliteRunStore(RunStore):
         randomness = self._database.randomness
         return await self._database.writer.write(
             lambda tx: claims.claim_runs(tx, request, randomness)
+        )
+
+    async def claim_strays(self, request: StrayRequest) -> Claims:
+        """Asked often and seldom answered: nothing is written where a read finds nothing."""
+        look = await self._database.reader.read(lambda tx: claims.strays_in_sight(tx, request))
+        if look is not None:
+            return look
+        randomness = self._database.randomness
+        return await self._database.writer.write(
+            lambda tx: claims.claim_strays(tx, request, randomness)
         )
 
     async def read_mailboxes(self, run_ids: Sequence[str]) -> Mapping[str, Mailbox]:

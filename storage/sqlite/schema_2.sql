@@ -2,6 +2,7 @@
 
 alter table perdure_wakes add column stray text;
 alter table perdure_wakes add column stray_revision integer;
+alter table perdure_wakes add column stray_since integer;
 create index perdure_wakes_stray on perdure_wakes (stray, slot) where stray is not null;
 
 drop view perdure_run_list;

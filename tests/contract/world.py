@@ -34,6 +34,7 @@ from perdure.storage.model import (
     SendStatus,
     ShardHold,
     StartOutcome,
+    StrayRequest,
     Verdict,
 )
 from perdure.storage.sqlite import SqliteDatabase
@@ -80,6 +81,16 @@ class Runner:
         """Claim what there is and return that run of it."""
         return (await self.claim(**changes))[run_id]
 
+    def stray_request(self, **changes: Any) -> StrayRequest:
+        return replace(StrayRequest(self.runner_id, [WORKFLOW], [], limit=1_000), **changes)
+
+    async def lend_claims(self, **changes: Any) -> Claims:
+        return await self.world.runs.claim_strays(self.stray_request(**changes))
+
+    async def lend_claim(self, **changes: Any) -> dict[str, ClaimedRun]:
+        """The strays that were claimed, by run id."""
+        return {run.run_id: run for run in (await self.lend_claims(**changes)).runs}
+
     async def commit(self, *writes: RunWrite, batch_id: int | None = None) -> Mapping[str, Verdict]:
         return await self.world.runs.commit_writes(
             self.runner_id, batch_id or self.world.fresh_id(), writes
@@ -96,8 +107,19 @@ class Runner:
         seen: int = 0,
         reason: Reason = Reason.TIMER,
     ) -> Verdict:
+        return await self.park_as(write(run), wake_at=wake_at, seen=seen, reason=reason)
+
+    async def park_as(
+        self,
+        parked: RunWrite,
+        *,
+        wake_at: float | None = None,
+        seen: int = 0,
+        reason: Reason = Reason.TIMER,
+    ) -> Verdict:
+        """Park by a write of one's own making."""
         outcome = Park(wake_at=wake_at, seen=seen, reason=reason)
-        return (await self.commit(write(run, outcome=outcome)))[run.run_id]
+        return (await self.commit(replace(parked, outcome=outcome)))[parked.run_id]
 
     async def finish(self, run: ClaimedRun, result: str | None = "null") -> Verdict:
         outcome = Finish(RunStatus.SUCCEEDED, result=result)
@@ -135,6 +157,19 @@ class World:
             await connection.execute(sql)
         finally:
             await connection.close()
+
+    async def age_due_times(self, seconds: int) -> None:
+        """As if whatever is due had been due for longer."""
+        await self._age("wake_at", seconds)
+
+    async def age_strays(self, seconds: int) -> None:
+        """As if nobody had taken any stray for longer."""
+        await self._age("stray_since", seconds)
+
+    async def _age(self, column: str, seconds: int) -> None:
+        sqlite = isinstance(self.database, SqliteDatabase)
+        age = f"{seconds * 1_000_000}" if sqlite else f"interval '{seconds} s'"
+        await self.execute(f"update perdure_wakes set {column} = {column} - {age}")
 
     def fresh_id(self) -> int:
         return self._random.bits63()

@@ -205,7 +205,7 @@ class TestServe:
             cli.process("migrate", "--db", db_url).ok().err.endswith("schema version none -> 1\n")
         )
         assert (
-            cli.process("migrate", "--db", db_url).ok().err.endswith("version 1, nothing to do\n")
+            cli.process("migrate", "--db", db_url).ok().err.endswith("version 2, nothing to do\n")
         )
 
     @pytest.mark.slow

@@ -52,6 +52,9 @@ MOMENT = 1_700_000_000.0
 """An instant in the past, for what is due."""
 LATER = 4_000_000_000.0
 """An instant in the future."""
+SLACK = 5.0
+"""Seconds ahead of time that claims take runs: what is parked as due becomes so by the clock of its own statement,
+which may be later than the snapshot of a claim that came before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,7 +466,9 @@ def birthing(key: str, *, same_call_as: str | None = None, lost: bool = False) -
 
 def claim_request(notes: Notes, runner: int, **changes: Any) -> ClaimRequest:
     me = notes.runner(runner)
-    plain = ClaimRequest(me, notes.holds.get(me, []), [WORKFLOW], [], limit=1, per_shard=5)
+    plain = ClaimRequest(
+        me, notes.holds.get(me, []), [WORKFLOW], [], limit=1, per_shard=5, ahead=SLACK
+    )
     return replace(plain, **changes)
 
 

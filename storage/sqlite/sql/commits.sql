@@ -37,7 +37,8 @@ update perdure_fences
  where run_id = :run_id
 
 -- name: commit.park_wake
-update perdure_wakes set wake_at = :wake_at, hold = :hold where run_id = :run_id
+-- In the past is now: low-water marks of scans rely on due times being no older than their statement.
+update perdure_wakes set wake_at = max(:wake_at, :now), hold = :hold where run_id = :run_id
 
 -- name: commit.finish
 update perdure_runs
