@@ -62,7 +62,7 @@ with found as materialized (  -- read only as far as `picked` asks
          entered_at = coalesce(f.entered_at, now()), claimed_at = now(), reclaim_count = f.reclaim_count + g.taken_over::int
     from got g
    where f.run_id between g.run_id and g.run_id
-  returning f.run_id, f.claim_id, f.epoch, f.revision, f.next_seq, f.entered_at, f.reclaim_count, g.wake_seq, g.taken_over
+  returning f.run_id, f.claim_id, f.epoch, f.revision, f.next_seq, f.entered_at, f.reclaim_count, f.last_batch, g.wake_seq, g.taken_over
 ), wk as (
   update perdure_wakes w set wake_at = null, stray = null, stray_revision = null, stray_since = null from got g
    where w.run_id between g.run_id and g.run_id
