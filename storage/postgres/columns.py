@@ -38,6 +38,7 @@ Columns = list[object]
 
 MANY = 2**31 - 1
 
+
 def start_columns(runs: Sequence[NewRun]) -> Columns:
     """The arrays of `start`."""
     births = [run.birth for run in runs]
