@@ -239,10 +239,10 @@ class Claimer:
 
     def clock_moved(self) -> None:
         """The database's clock was set: what is due may be due already, or not for a while."""
+        self._marks.forget(self._holds())
+        self._marked_until = None
         self.hint_all()
-        self._gained.update(self._holds())
-        self._any_gained.set()
-        self._wanted.set()
+        self.note_upcoming(self._holds())
 
     def note_due(self, run_id: str, slot: int, wake_at: float) -> None:
         """A parked run of mine falls due at ``wake_at``."""
