@@ -270,14 +270,30 @@ class Runner:
         assert self._supervisor is not None, "start() first"
         await asyncio.shield(self._supervisor)
 
-    async def drain(self) -> None:
-        """Claim nothing new, release each shard when its running steps have ended, or when the grace is over."""
+    def begin_drain(self) -> None:
+        """Thread-safe: tell the others and the probes that this runner leaves, whatever the main loop does just now.
+        `drain` follows on the loop."""
+        self._draining = True
+        if self._session is not None:
+            self._session.begin_drain()
+
+    async def drain(self) -> bool:
+        """Claim nothing new, release each shard when its running steps have ended; True when all are handed over,
+        False when the grace was over before."""
         self._draining = True
         if self._session is None:
-            return
+            return True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.grace):
                 await self._session.drain()
+                return True
+        return False
+
+    def let_go(self) -> None:
+        """Thread-safe, for a main loop that does not answer: leave the cluster now, so that nobody waits for the lease
+        to run out. What still runs here can write nothing any more. Blocks until that is said, or cannot be."""
+        if self._session is not None:
+            self._session.let_go()
 
     async def stop(self) -> None:
         """End every service and connection; what is still running is dropped and taken over by others."""
@@ -515,6 +531,16 @@ class Session:
     async def ended(self) -> None:
         """Returns when this runner id may do nothing more."""
         await self._dead.wait()
+
+    def begin_drain(self) -> None:
+        """Thread-safe."""
+        if self._keeper is not None:
+            self._keeper.drain()
+
+    def let_go(self) -> None:
+        """Thread-safe; blocks."""
+        if self._keeper is not None:
+            self._keeper.stop(leave=True)
 
     async def drain(self) -> None:
         """Give up every shard, then wait for the runs that are pinned here."""

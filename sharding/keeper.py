@@ -70,7 +70,7 @@ class _KeeperThread(ABC):
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
-        self._leave = False
+        self._leave = self._draining = False
 
     @property
     def state(self) -> KeeperState:
@@ -115,6 +115,12 @@ class _KeeperThread(ABC):
         """`stop`, without blocking the caller's loop."""
         await asyncio.to_thread(self.stop, leave=leave)
 
+    def drain(self) -> None:
+        """Thread-safe: this runner is leaving. The probes say so at once, and the others are told, whatever the main
+        loop does; giving up shards is its part."""
+        self._draining = True
+        self._in_loop(self._tell_draining)
+
     @abstractmethod
     def look_now(self) -> None:
         """Thread-safe: look at runners and shards at once, somebody said that they have changed."""
@@ -135,6 +141,10 @@ class _KeeperThread(ABC):
 
     def _request_stop(self) -> None:
         self._stop.set()
+
+    @abstractmethod
+    def _tell_draining(self) -> None:
+        """Tell the others, if there are any."""
 
     def _run_thread(self, booted: concurrent.futures.Future[None]) -> None:
         # Never the process's loop policy: the host may have put one there that is for its own loop only.
@@ -210,7 +220,7 @@ class _KeeperThread(ABC):
             return state.reason
         if not state.trusted(self._clock.monotonic()):
             return "the runner's lease is not trusted: the last renewal is too long ago"
-        if _row(state.topology, self.identity.runner_id, draining=True):
+        if self._draining or _row(state.topology, self.identity.runner_id, draining=True):
             return "the runner is draining"
         lag = 0.0 if self._watch is None else self._watch.lag()
         if lag > LAG_LIMIT:
@@ -274,6 +284,9 @@ class Keeper(_KeeperThread):
     async def _end(self, leave: bool) -> None:
         await self._lease.end(leave=leave)
 
+    def _tell_draining(self) -> None:
+        self._lease.drain()
+
     def _request_stop(self) -> None:
         super()._request_stop()
         self._lease.stop()
@@ -287,6 +300,9 @@ class FixedKeeper(_KeeperThread):
 
     def look_now(self) -> None:
         """Nothing to see: nobody else may come or go."""
+
+    def _tell_draining(self) -> None:
+        """Nobody to tell."""
 
     async def _boot(self) -> None:
         store = self._open_store()

@@ -79,6 +79,7 @@ class LeaseLoop:
         self._closing: set[asyncio.Task[None]] = set()
         self._renew_at = self._look_at = 0.0
         self._failures = 0
+        self._tell_draining = False
         self._stopping = asyncio.Event()
         self._nudge = asyncio.Event()
         self.state = KeeperState(
@@ -129,6 +130,11 @@ class LeaseLoop:
         self._look_at = min(self._look_at, self.state.looked_at + self._config.look / 10)
         self._nudge.set()
 
+    def drain(self) -> None:
+        """Tell the others as soon as possible that this runner is leaving."""
+        self._tell_draining = True
+        self._nudge.set()
+
     def stop(self) -> None:
         """Let `run` return after the call it is in."""
         self._stopping.set()
@@ -157,7 +163,11 @@ class LeaseLoop:
             await self._reconnect()
             return
         now = self._clock.monotonic()
-        if now >= self._renew_at:
+        if self._tell_draining and self._me is not None:
+            await self._bounded(self._store.set_draining(self._me.runner_id))
+            self._tell_draining = False
+            self._look_at = float("-inf")
+        elif now >= self._renew_at:
             await self._renew(self._store)
         elif now >= self._look_at:
             await self._look()

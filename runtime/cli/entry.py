@@ -1,7 +1,7 @@
 """Puts the commands together and turns every error into one line and an exit code.
 
 Exit codes: 0 done · 1 it failed (the line says why) · 2 wrong input or configuration · 3 the schema is missing or
-does not fit (the line has the command to run) · 130 interrupted.
+does not fit (the line has the command to run) · 4 a pod was cut short (`stop_signals`) · 130 interrupted.
 """
 
 from __future__ import annotations

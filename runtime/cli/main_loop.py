@@ -8,10 +8,12 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 import uvloop
+
+T = TypeVar("T")
 
 LINGER = 2.0
 """Seconds that tasks and threads of the application may hold up the process after the pod has stopped."""
@@ -19,16 +21,19 @@ LINGER = 2.0
 log = structlog.get_logger("perdure.cli")
 
 
-def run_to_end(main: Coroutine[Any, Any, None]) -> None:
-    """Run ``main`` on a loop of its own and return or raise as it does; soon afterwards the process ends."""
+def run_to_end(main: Coroutine[Any, Any, int]) -> int:
+    """Run ``main`` on a loop of its own and return or raise as it does; soon afterwards the process ends, with what
+    it returned as exit code."""
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
     code = 1
+    ended = False
     try:
-        drive(loop, loop.create_task(main, name="pod"))
-        code = 0
+        code = drive(loop, loop.create_task(main, name="pod"))
+        ended = True
+        return code
     finally:
-        if code == 0 or _threads_left():
+        if ended or _threads_left():
             _exit_soon(code)
         _let_go(loop)
         asyncio.set_event_loop(None)
@@ -41,13 +46,12 @@ def _threads_left() -> bool:
     return any(not thread.daemon and thread not in own for thread in threading.enumerate())
 
 
-def drive(loop: asyncio.AbstractEventLoop, main: asyncio.Task[None]) -> None:
+def drive(loop: asyncio.AbstractEventLoop, main: asyncio.Task[T]) -> T:
     """Turn the loop until ``main`` has ended. A `SystemExit` or `KeyboardInterrupt` that user code raises in a task or
     callback of its own is that task's failure, and stops nothing else (R7); nor does a stop of the loop."""
     while True:
         try:
-            loop.run_until_complete(main)
-            return
+            return loop.run_until_complete(main)
         except (SystemExit, KeyboardInterrupt) as error:
             # Until the pod listens to signals, Ctrl-C is a KeyboardInterrupt.
             ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler

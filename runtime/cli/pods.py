@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import signal
 import threading
-from collections.abc import Awaitable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +18,7 @@ from perdure.runtime.cli.options import DEV_FILE, Assignments, Db, Schema, assig
 from perdure.runtime.cli.output import CommandFailed
 from perdure.runtime.cli.reload import reload_forever
 from perdure.runtime.cli.schema import migrate_now
+from perdure.runtime.cli.stop_signals import CUT_SHORT, StopSignals
 from perdure.runtime.discovery import discover, load_app, module_folder
 from perdure.runtime.logs import configure_logs
 from perdure.runtime.runner import Runner
@@ -170,74 +169,58 @@ def _serve(settings: Settings, *, migrate: bool) -> None:
     if migrate:
         migrate_now(settings, quiet=True)
     gc.collect()
-    run_to_end(run_pod(app, settings))
+    code = run_to_end(run_pod(app, settings))
+    if code:
+        raise typer.Exit(code)
 
 
-async def run_pod(app: App, settings: Settings) -> None:
-    """Run a runner until SIGTERM or SIGINT; a second signal cuts the drain short.
+async def run_pod(app: App, settings: Settings) -> int:
+    """Run a runner until SIGTERM or SIGINT; a second signal cuts the drain short. The exit code: 0, or `CUT_SHORT`.
 
     Raises what kept it from starting, or what ended it against its will."""
-    stop = StopSignals()
     runner = Runner(app, settings)
     log = structlog.get_logger("perdure.cli")
-    if not await stop.unless(1, runner.start()):
-        log.info("pod.stopped", what="before the runner was up")
-        await runner.stop()
-        return
-    # What is there now stays for ever. Searching it for garbage stops the loop for a tenth of a second each time,
-    # and longer with a large application: every timer and signal of that moment would be late.
-    gc.freeze()
-    try:
-        if await stop.unless(1, runner.closed()):
-            raise CommandFailed(
-                f"the runner on {redact(settings.db)} ended by itself; the log before this line says why"
-            )
+
+    def begin() -> None:
         log.info(
             "pod.stopping",
             what="running steps may end; a second signal or Ctrl-C lets go at once",
             grace=settings.grace,
         )
-        if not await stop.unless(2, runner.drain()):
+        runner.begin_drain()
+
+    stop = StopSignals(grace=settings.grace, begin=begin, leave=runner.let_go)
+    try:
+        up, _ = await stop.unless(1, runner.start())
+        if not up:
+            await runner.stop()
+            log.info("pod.stopped", what="before the runner was up")
+            return 0
+        return await _until_told(runner, stop, settings)
+    finally:
+        stop.close()
+
+
+async def _until_told(runner: Runner, stop: StopSignals, settings: Settings) -> int:
+    log = structlog.get_logger("perdure.cli")
+    # What is there now stays for ever. Searching it for garbage stops the loop for a tenth of a second each time,
+    # and longer with a large application: every timer and signal of that moment would be late.
+    gc.freeze()
+    try:
+        ended, _ = await stop.unless(1, runner.closed())
+        if ended:
+            raise CommandFailed(
+                f"the runner on {redact(settings.db)} ended by itself; the log before this line says why"
+            )
+        in_time, drained = await stop.unless(2, runner.drain())
+        if not in_time:
             log.warning("pod.letting-go", what="told twice: running steps are let go of now")
+        elif not drained:
+            log.warning("pod.grace-over", what="others take over the steps that still run")
     finally:
         await runner.stop()
     log.info("pod.stopped")
-
-
-class StopSignals:
-    """Counts SIGTERM and SIGINT, and lets a wait end when enough of them came."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._arrived = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._arrive)
-
-    def _arrive(self) -> None:
-        self.count += 1
-        self._arrived.set()
-
-    async def _until(self, count: int) -> None:
-        while self.count < count:
-            self._arrived.clear()
-            await self._arrived.wait()
-
-    async def unless(self, count: int, work: Awaitable[None]) -> bool:
-        """True when ``work`` ended first (raises what it raised), False when ``count`` signals did; then ``work`` is
-        cancelled and has ended."""
-        task = asyncio.ensure_future(work)
-        told = asyncio.ensure_future(self._until(count))
-        try:
-            await asyncio.wait((task, told), return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                task.result()
-                return True
-            return False
-        finally:
-            for each in (task, told):
-                each.cancel()
-            await asyncio.wait((task, told))
+    return 0 if drained else CUT_SHORT
 
 
 def _given(flag: str, value: str | None) -> list[str]:

@@ -193,7 +193,7 @@ class TestServe:
         pod.terminate()
         await pod.wait_log("pod.stopping")
         pod.terminate()
-        assert await pod.wait_end(deadline=10) == 0
+        assert await pod.wait_end(deadline=10) == 4
         assert "pod.letting-go" in pod.log
 
     @pytest.mark.req("OP3")

@@ -1,12 +1,35 @@
 """Counting SIGTERM and SIGINT while something is awaited."""
 
 import asyncio
+import ctypes
 import os
 import signal
+import threading
+import time
+from typing import Any
 
 import pytest
 
-from perdure.runtime.cli.pods import StopSignals
+from perdure.runtime.cli.stop_signals import CUT_SHORT, NUMBERS, StopSignals
+from tests.harness.waiting import until, until_blocking
+
+
+@pytest.fixture
+def signals():
+    """Makes `StopSignals` that end nobody's process, and stops them; puts the handlers back."""
+    made: list[StopSignals] = []
+    before = [signal.getsignal(number) for number in NUMBERS]
+
+    def make(**arguments: Any) -> StopSignals:
+        made.append(StopSignals(**{"exit_now": lambda code: None} | arguments))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+    signal.set_wakeup_fd(-1)
+    for number, handler in zip(NUMBERS, before, strict=True):
+        signal.signal(number, handler)
 
 
 async def forever(ended: list[str]) -> None:
@@ -21,17 +44,17 @@ def tell(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_ends_the_wait_and_cancels_the_work(number):
-    stop = StopSignals()
+async def test_a_signal_ends_the_wait_and_cancels_the_work(signals, number):
+    stop = signals()
     ended: list[str] = []
     asyncio.get_running_loop().call_soon(tell, number)
-    assert not await stop.unless(1, forever(ended))
+    assert await stop.unless(1, forever(ended)) == (False, None)
     assert ended == ["cancelled"]
 
 
-async def test_work_that_ends_first_wins_and_its_error_is_raised():
-    stop = StopSignals()
-    assert await stop.unless(1, asyncio.sleep(0))
+async def test_work_that_ends_first_wins_and_its_error_is_raised(signals):
+    stop = signals()
+    assert await stop.unless(1, asyncio.sleep(0, "done")) == (True, "done")
 
     async def fail() -> None:
         raise LookupError("why")
@@ -40,14 +63,72 @@ async def test_work_that_ends_first_wins_and_its_error_is_raised():
         await stop.unless(1, fail())
 
 
-async def test_the_second_wait_ends_at_the_second_signal_only():
-    stop = StopSignals()
+async def test_the_second_wait_ends_at_the_second_signal_only(signals):
+    stop = signals()
     ended: list[str] = []
     tell(signal.SIGTERM)
-    assert not await stop.unless(1, forever(ended))
+    assert await stop.unless(1, forever(ended)) == (False, None)
     second = asyncio.ensure_future(stop.unless(2, forever(ended)))
     done, _ = await asyncio.wait((second,), timeout=0.05)
     assert not done
     tell(signal.SIGINT)
-    assert not await second
+    assert await second == (False, None)
     assert ended == ["cancelled", "cancelled"]
+
+
+async def test_a_blocked_main_thread_delays_no_signal(signals):
+    """Asleep in C, the main thread runs no signal handler; what a signal begins does not wait for it."""
+    begun: list[float] = []
+    signals(begin=lambda: begun.append(time.monotonic()))
+    sent: list[float] = []
+
+    def send() -> None:
+        sent.append(time.monotonic())
+        tell(signal.SIGTERM)
+
+    threading.Timer(0.2, send).start()
+    until_monotonic = time.monotonic() + 1.0
+    while (
+        time.monotonic() < until_monotonic
+    ):  # nanosleep by hand: a signal does not end it for Python
+        _sleep_in_c(until_monotonic - time.monotonic())
+    assert begun, "the signal was not heard while the main thread slept"
+    assert begun[0] - sent[0] < 0.5
+
+
+def _sleep_in_c(seconds: float) -> None:
+    libc = ctypes.CDLL(None)
+    libc.usleep(int(seconds * 1_000_000))
+
+
+async def test_a_main_loop_that_never_ends_is_cut_when_the_grace_is_over(signals):
+    ended: list[object] = []
+    stop = signals(grace=0.0, leave=lambda: ended.append("left"), exit_now=ended.append)
+    tell(signal.SIGTERM)
+    await until(lambda: CUT_SHORT in ended, what="the cut", deadline=10)
+    assert ended == ["left", CUT_SHORT]
+    stop.close()
+
+
+async def test_one_that_ended_in_order_is_not_cut(signals):
+    ended: list[object] = []
+    stop = signals(grace=0.0, exit_now=ended.append)
+    tell(signal.SIGTERM)
+    assert await stop.unless(1, forever([])) == (False, None)
+    stop.close()
+    until_blocking(
+        lambda: "perdure-signals" not in {thread.name for thread in threading.enumerate()},
+        what="the end of the thread that listens",
+        deadline=10,
+    )
+    assert ended == []
+
+
+async def test_a_loop_that_took_the_signals_for_itself_loses_them_again(signals):
+    begun = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    stop = signals(begin=lambda: loop.call_soon_threadsafe(begun.set))
+    signal.set_wakeup_fd(-1)
+    tell(signal.SIGTERM)
+    await asyncio.wait_for(begun.wait(), 5)
+    assert stop.count == 1

@@ -1,0 +1,155 @@
+"""SIGTERM and SIGINT of a pod, heard by a thread that never runs user code.
+
+Python runs its signal handlers in the main thread, between two instructions: code that blocks it delays them. The byte
+that the interpreter writes at the very moment of the signal (`signal.set_wakeup_fd`) is read here, in a thread like the
+keeper's. It also keeps the deadline of the stop, so that no main loop and no thread of a step can outlast it. Only the
+commands listen to signals; a runner inside an application never does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from types import FrameType
+from typing import Any, TypeVar
+
+import structlog
+
+T = TypeVar("T")
+
+NUMBERS = (signal.SIGTERM, signal.SIGINT)
+CUT_SHORT = 4
+"""Exit code of a pod that ended before its running steps did."""
+ORDERLY = 2.0
+"""Seconds the main loop has to end in order once the deadline is over, or a second signal came."""
+LEAVING = 3.0
+"""Seconds for the last word to the database when the process is cut."""
+
+log = structlog.get_logger("perdure.cli")
+
+
+class StopSignals:
+    """Counts signals, in whatever state the main thread is; and ends the process when the stop takes too long.
+
+    grace: seconds from the first signal on in which running steps may end. begin: called at the first signal. leave:
+    called before the process is cut: hand the shards to others. Both are called in a thread of their own.
+    Made in the main thread, on the loop that waits.
+    """
+
+    def __init__(
+        self,
+        *,
+        grace: float = 60.0,
+        begin: Callable[[], object] = lambda: None,
+        leave: Callable[[], object] = lambda: None,
+        exit_now: Callable[[int], Any] = os._exit,
+    ) -> None:
+        self.count = 0
+        self._grace = grace
+        self._begin = begin
+        self._leave = leave
+        self._exit_now = exit_now
+        self._deadline: float | None = None
+        self._arrived = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._mine, self._theirs = socket.socketpair()
+        self._theirs.setblocking(False)
+        for number in NUMBERS:
+            signal.signal(number, self._handle)
+        self._attach()
+        threading.Thread(target=self._listen, name="perdure-signals", daemon=True).start()
+
+    def close(self) -> None:
+        """The pod has ended in order: nobody cuts it any more, and further signals change nothing."""
+        self._deadline = None
+        with contextlib.suppress(OSError):
+            self._theirs.send(b"\0")
+
+    # -- in the main thread
+    def _attach(self) -> bool:
+        """Have the interpreter write to us. False: it wrote to somebody else, or to nobody."""
+        before = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
+        return before == self._theirs.fileno()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        # An event loop sets its own descriptor each time it begins to run; the byte of this signal went there.
+        if not self._attach():
+            with contextlib.suppress(OSError):
+                self._theirs.send(bytes([number]))
+
+    async def _until(self, count: int) -> None:
+        while self.count < count:
+            self._arrived.clear()
+            await self._arrived.wait()
+
+    async def unless(self, count: int, work: Awaitable[T]) -> tuple[bool, T | None]:
+        """(True, its answer) when ``work`` ended first (raises what it raised), (False, None) when ``count`` signals
+        did; then ``work`` is cancelled and has ended."""
+        task = asyncio.ensure_future(work)
+        told = asyncio.ensure_future(self._until(count))
+        try:
+            await asyncio.wait((task, told), return_when=asyncio.FIRST_COMPLETED)
+            return (True, task.result()) if task.done() else (False, None)
+        finally:
+            for each in (task, told):
+                each.cancel()
+            await asyncio.wait((task, told))
+
+    # -- in the thread
+    def _listen(self) -> None:
+        while True:
+            deadline = self._deadline
+            rest = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if select.select([self._mine], [], [], rest)[0]:
+                for number in self._mine.recv(64):
+                    if number == 0:
+                        return
+                    if number in NUMBERS:
+                        self._hear()
+            elif self._deadline is not None:
+                self._cut()
+                return
+
+    def _hear(self) -> None:
+        self.count += 1
+        now = time.monotonic()
+        if self.count == 1:
+            self._deadline = now + self._grace + ORDERLY
+        else:
+            self._deadline = min(self._deadline or now, now + ORDERLY)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._arrived.set)
+        if self.count == 1:
+            self._aside(self._begin)
+
+    def _cut(self) -> None:
+        self._aside(self._last_words).join(LEAVING)
+        self._exit_now(CUT_SHORT)
+
+    def _last_words(self) -> None:
+        """In a thread that may hang: whoever blocks the main loop may have the log's lock, too."""
+        leaving = self._aside(self._leave)
+        log.error(
+            "pod.cut",
+            what="its main loop did not come to an end in time; others take over what was running",
+        )
+        leaving.join()
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+
+    def _aside(self, work: Callable[[], object]) -> threading.Thread:
+        """Whatever it waits for, the signals are heard."""
+        thread = threading.Thread(target=work, name="perdure-stopping", daemon=True)
+        thread.start()
+        return thread
