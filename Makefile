@@ -30,10 +30,10 @@ test: setup lint pytest
 test-all: setup lint pytest-all
 
 pytest: setup
-	@$(PY) -m pytest $(PYTEST_ARGS)
+	@.ci/tests default $(PYTEST_ARGS)
 
 pytest-all: setup
-	@$(PY) -m pytest -m "slow or not slow" $(PYTEST_ARGS)
+	@.ci/tests all $(PYTEST_ARGS)
 
 bench: setup
 	@$(PY) -m benchmarks

@@ -19,6 +19,8 @@ from tests.harness.proxy import PostgresProxy
 from tests.harness.waiting import until
 from tests.integration.sharding_members import Cluster, Member, cluster
 
+pytestmark = pytest.mark.alone
+
 LONG = LeaseConfig(lease=20.0, renewal=0.5, look=0.5)
 """A lease nobody waits for here: whatever happens sooner is the lock's work."""
 

@@ -26,6 +26,8 @@ from tests.integration.fault_world import (
     taken_from,
 )
 
+pytestmark = pytest.mark.alone
+
 BETWEEN_STEPS = Beats(work=0.005, rest=0.3)
 SLOW_STEPS = Beats(work=0.2)
 SLEEPING = Beats(work=0.01, rest=1.0)

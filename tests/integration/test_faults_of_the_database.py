@@ -19,6 +19,8 @@ from tests.harness.watch import terminate_sessions
 from tests.integration.apps.beats import Beats
 from tests.integration.fault_world import LEASE, World, claimed_by, taken_from
 
+pytestmark = pytest.mark.alone
+
 KEEPERS = ("renew", "topology")
 COMMITTERS = ("commit",)
 

@@ -22,6 +22,8 @@ from tests.harness.waiting import until
 from tests.integration.apps.beats import Beats
 from tests.integration.fault_world import World, handed_over, taken_from
 
+pytestmark = pytest.mark.alone
+
 LEASE = 5.0
 WRITE_LOCK = 120
 """The byte of the -shm file that whoever writes locks (SQLite's file format, WAL-index locks)."""

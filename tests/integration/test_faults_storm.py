@@ -18,6 +18,8 @@ from tests.harness.waiting import until
 from tests.integration.apps.beats import Beats
 from tests.integration.fault_world import LEASE, World
 
+pytestmark = pytest.mark.alone
+
 PODS = 4
 ROUNDS = 8
 CUTS: Sequence[CutWhere] = ("before", "after_commit")

@@ -14,6 +14,8 @@ from tests.harness.waiting import until
 from tests.integration.apps.ears import Listening, ear
 from tests.integration.in_process import client_on
 
+pytestmark = pytest.mark.alone
+
 NEVER = "3600"
 """Seconds between two scans."""
 

@@ -29,6 +29,8 @@ from tests.integration.in_process import (
     until_status,
 )
 
+pytestmark = pytest.mark.alone
+
 NEIGHBOURS = 8
 
 

@@ -15,6 +15,8 @@ from tests.harness.waiting import until
 from tests.integration.apps.beats import Beats
 from tests.integration.fault_world import World, of_runs, taken_from
 
+pytestmark = pytest.mark.alone
+
 LONG = 10.0
 """A lease nobody waits for here, with the usual renewal and look: 2.5 and 0.5 s."""
 STEADY = Beats(work=0.1, spread=0.5)

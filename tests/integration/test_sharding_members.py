@@ -19,6 +19,8 @@ from perdure.storage.model import ShardHold
 from tests.harness.waiting import until
 from tests.integration.sharding_members import LEASES, Cluster, Member, cluster
 
+pytestmark = pytest.mark.alone
+
 SLACK = 0.4
 """Seconds that a busy machine may add to what the protocol takes."""
 

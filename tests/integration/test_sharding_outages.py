@@ -18,6 +18,8 @@ from tests.harness.proxy import PostgresProxy
 from tests.harness.waiting import until
 from tests.integration.sharding_members import LEASES, Cluster, Member, cluster
 
+pytestmark = pytest.mark.alone
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

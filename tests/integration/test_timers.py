@@ -12,6 +12,8 @@ from tests.harness.pods import Pods
 from tests.integration.apps.ears import sleeper, spared
 from tests.integration.in_process import client_on, within
 
+pytestmark = pytest.mark.alone
+
 A_SECOND = 50
 
 

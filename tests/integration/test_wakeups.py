@@ -26,6 +26,8 @@ from tests.integration.in_process import (
     within,
 )
 
+pytestmark = pytest.mark.alone
+
 PARK_AFTER = 0.05
 JITTER = 1.2  # a scan may be a fifth later than its setting says
 
