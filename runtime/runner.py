@@ -254,10 +254,13 @@ class Runner:
             self._session = await self._begin_session_anew()
 
     async def _begin_session_anew(self) -> Session:
-        """The database may be away just now: try until it is back."""
+        """The database may be away just now: try until it is back. What comes back may be an old copy, which does not
+        know yet what all have agreed on."""
+        assert self._database is not None
         backoff = Backoff(self._randomness)
         while True:
             try:
+                await self._agree(self._database)
                 return await self._begin_session()
             except (InUseError, SchemaError):
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
@@ -136,6 +137,9 @@ class Visitor:
         world, chance = self.world, self.chance
         assert self._client is not None
         world.accounts.plans[run_id] = plan
+        if chance.random() < 0.5:
+            chance.choice(world.pods).start_inside(run_id, workflow, plan)
+            await asyncio.sleep(chance.uniform(0.0, 0.5))
         if not await self._ask(self._start(run_id, workflow, plan)):
             return
         for number in range(waits_of(plan)):
@@ -144,6 +148,10 @@ class Visitor:
                 world.later(delay, self._go_signal, run_id, number)
         if chance.random() < 0.12:
             world.later(chance.uniform(0.0, 4.0), self._go_cancel, run_id)
+        if chance.random() < 0.08:
+            world.later(
+                chance.uniform(0.0, 3.0), self._go_suspend, run_id, chance.uniform(0.1, 6.0)
+            )
         await self._wait(run_id)
 
     async def _ask(self, asking: Coroutine[Any, Any, None]) -> bool:
@@ -207,10 +215,21 @@ class Visitor:
         await self._client.cancel(run_id, "no longer wanted")
         self.world.accounts.tell(run_id, "cancelled")
 
+    def _go_suspend(self, run_id: str, seconds: float) -> None:
+        self._go(self._suspend(run_id, seconds))
+
+    async def _suspend(self, run_id: str, seconds: float) -> None:
+        """An operator puts a run on hold, and thinks better of it."""
+        assert self._client is not None
+        if await self._ask(self._client.suspend(run_id, "let me look")):
+            self.world.seen["suspended"] += 1
+            await asyncio.sleep(seconds)
+            await self._resume(run_id)
+
     def release_holds(self) -> None:
         """An operator lets held runs go on, but for those that would kill pods for ever."""
         for (run_id,) in self.world.server.query(
-            "select run_id from perdure_wakes where hold = 'crash-loop' order by run_id"
+            "select run_id from perdure_wakes where hold in ('crash-loop', 'operator') order by run_id"
         ):
             if not self.world.accounts.is_killer(run_id) and self.idle:
                 self._go(self._resume(run_id))

@@ -27,7 +27,14 @@ from perdure.storage.errors import (
     UnknownOutcome,
 )
 from perdure.storage.interface import Capabilities, HintChannel, RunStore
-from perdure.storage.model import ClaimRequest, Claims, RunWrite, Verdict
+from perdure.storage.model import (
+    ClaimRequest,
+    Claims,
+    NewRun,
+    RunWrite,
+    StartOutcome,
+    Verdict,
+)
 from perdure.storage.sqlite.database import SqliteDatabase
 from perdure.storage.sqlite.runs import SqliteRunStore
 from perdure.storage.sqlite.worker import InlineWorker, Work, Worker
@@ -369,6 +376,18 @@ class SimulatedRunStore(SqliteRunStore):
         if claims.runs:
             self._database.claimed(claims)
         return claims
+
+    async def start_runs(self, runs: Sequence[NewRun]) -> Sequence[StartOutcome]:
+        outcomes = await super().start_runs(runs)
+        for run in runs:
+            if run.birth is not None:
+                self._database.seen["birth asked"] += 1
+        return outcomes
+
+    async def due_in_memory(self, seen: Mapping[str, int]) -> Sequence[str]:
+        found = await super().due_in_memory(seen)
+        self._database.seen["mail found by a scan"] += len(found)
+        return found
 
     async def commit_writes(
         self, runner_id: int, batch_id: int, writes: Sequence[RunWrite]

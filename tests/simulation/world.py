@@ -13,6 +13,7 @@ from perdure import App
 from perdure.runtime.runner import Runner
 from perdure.runtime.settings import Settings
 from perdure.storage.clock import SeededRandomness
+from perdure.storage.errors import PerdureError
 from perdure.storage.model import Claims
 
 from .clients import Accounts, Visitor
@@ -156,6 +157,24 @@ class Pod:
             await runner.stop()
             self._gone("gave up")
             self.world.later(self.chance.uniform(0.5, 2.0), self.boot)
+
+    def start_inside(self, run_id: str, workflow: str, plan: dict[str, Any]) -> None:
+        """The application in this very process starts a run: it may be born claimed."""
+        if self.lives and self.runner is not None and self.runner._client is not None:
+            context = contextvars.Context()
+            context.run(LANE.set, self.main)
+            starting = self._start(self.runner, run_id, workflow, plan)
+            self.world.loop.create_task(starting, context=context)
+
+    async def _start(
+        self, runner: Runner, run_id: str, workflow: str, plan: dict[str, Any]
+    ) -> None:
+        try:
+            await runner.client.start(WORKFLOWS[workflow], plan, run_id=run_id)
+        except PerdureError as error:
+            self.world.say(f"{self.name} starts nothing: {error!r}")
+        else:
+            self.world.accounts.tell(run_id, "accepted", f"by {self.name} itself")
 
     # -- what is done to it
     def killed(self) -> None:
