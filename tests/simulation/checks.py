@@ -59,19 +59,29 @@ def check_holders(rows: Sequence[AuditRow]) -> list[str]:
 
 
 def check_shards(world: World, rows: Sequence[AuditRow]) -> list[str]:
-    """A run is claimed by the runner that holds its shard at that moment."""
+    """A run is claimed by the runner that holds its shard at that moment; by another only if the holder may not know
+    its workflow (lent), or if it had the run before and had lost sight of it."""
     holder: dict[int, int | None] = {}
     violations = []
     for row in rows:
         if row.table == "shards" and row.shard_id is not None:
             holder[row.shard_id] = row.runner_id
-        elif row.table == "fences" and row.run_id and row.claim_id not in (None, row.old_claim_id):
-            shard = shard_of(slot_of(row.run_id), world.figures.shards)
-            if holder.get(shard) != row.runner_id:
-                violations.append(
-                    f"run {row.run_id} was claimed (line {row.id}) by runner {row.runner_id}, "
-                    f"shard {shard} was held by {holder.get(shard)}"
-                )
+        elif row.table == "fences" and row.run_id:
+            held_by = holder.get(shard_of(slot_of(row.run_id), world.figures.shards))
+            if row.claim_id in (None, row.old_claim_id):
+                if row.old_runner_id not in (None, held_by):
+                    world.seen["written by other than the holder"] += 1
+            elif held_by != row.runner_id:
+                lent = world.figures.partial and world.accounts.workflows.get(row.run_id) == "rare"
+                if lent:
+                    world.seen["lent"] += 1
+                elif row.old_runner_id == row.runner_id:
+                    world.seen["own orphan re-claimed"] += 1
+                else:
+                    violations.append(
+                        f"run {row.run_id} was claimed (line {row.id}) by runner {row.runner_id}, "
+                        f"its shard was held by {held_by}"
+                    )
     return violations
 
 

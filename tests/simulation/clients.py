@@ -40,6 +40,7 @@ class Accounts:
 
     world: World
     plans: dict[str, dict[str, Any]] = field(default_factory=dict)
+    workflows: dict[str, str] = field(default_factory=dict)
     told: list[Told] = field(default_factory=list)
     cancels: set[str] = field(default_factory=set)
     """Runs that somebody wanted cancelled."""
@@ -137,6 +138,7 @@ class Visitor:
         world, chance = self.world, self.chance
         assert self._client is not None
         world.accounts.plans[run_id] = plan
+        world.accounts.workflows[run_id] = workflow
         if chance.random() < 0.5:
             chance.choice(world.pods).start_inside(run_id, workflow, plan)
             await asyncio.sleep(chance.uniform(0.0, 0.5))
@@ -188,6 +190,7 @@ class Visitor:
         handle = await self._client.retry(run_id)
         plan = self.world.accounts.plans[run_id]
         self.world.accounts.plans[handle.run_id] = plan
+        self.world.accounts.workflows[handle.run_id] = self.world.accounts.workflows[run_id]
         self.world.accounts.tell(handle.run_id, "accepted", "retry")
         self.world.seen["retried"] += 1
 

@@ -23,8 +23,6 @@ from .loop import LANE, Lane, VirtualLoop
 from .pods import factories
 from .workload import WORKFLOWS, Execution
 
-LENDING = False
-"""Whether a run whose workflow the holder of its shard does not know is executed by a pod that knows it."""
 PATIENCE = 150.0
 """Virtual seconds after the last fault in which everything has to come to its end."""
 
@@ -375,9 +373,6 @@ class World:
             faults.clear()
         for pod in self.pods:
             pod.go_on([pod.main, pod.keeper])
-            if not LENDING and "rare" not in pod.workflows:
-                pod.workflows = ["play", "rare"]
-                pod.killed()
             if not pod.lives:
                 self.later(0.1, pod.boot)
 
