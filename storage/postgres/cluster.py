@@ -14,7 +14,7 @@ from perdure.storage.errors import ConfigurationError, RunnerDeclaredDead
 from perdure.storage.interface import Capabilities, ClusterStore, Renewal, RunnerIdentity
 from perdure.storage.model import LockFacts, Meta, ShardHold, Topology
 from perdure.storage.postgres import columns, queries
-from perdure.storage.postgres.liveness import lock_facts, lock_key
+from perdure.storage.postgres.liveness import lock_key
 from perdure.storage.postgres.meta import capabilities_of, read_agreed
 from perdure.storage.postgres.pool import Calls, Lane
 from perdure.storage.postgres.queries import Row
@@ -155,7 +155,7 @@ class PostgresClusterStore(ClusterStore):
         await self._lane.run(use, what="record_server", patience=deadline)
 
     async def read_lock_facts(self) -> LockFacts:
-        return await self._calls.shielded(lock_facts(self._address))
+        return await self._calls.shielded(self._server.lock_facts())
 
     async def change_lock_mode(self, lock_mode: str) -> None:
         await self._calls.shielded(self._change_lock_mode(lock_mode))

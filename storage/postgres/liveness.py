@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack
 import asyncpg
 
 from perdure.storage.errors import ConfigurationError
-from perdure.storage.model import LockFacts
 from perdure.storage.postgres.address import Address
 from perdure.storage.postgres.session import connect_plainly
 
@@ -27,16 +26,11 @@ def lock_key(schema: str | None, cluster_id: str, runner_id: int) -> int:
     return int.from_bytes(digest, "big", signed=True)
 
 
-async def lock_facts(address: Address) -> LockFacts:
-    """Connects anew. Raises `ConfigurationError` if not even that is possible."""
-    return LockFacts(session_locks=True, rotated=await rotation(address))
-
-
 async def rotation(address: Address) -> str | None:
     """How it shows that a pooler gives one connection's statements to several sessions; None: it does not.
 
     A quiet pooler hands the same session out again and again, so others use what it has in between; what it then
-    has left, and what the others were given, tells.
+    has left, and what the others were given, tells. Raises `ConfigurationError` if nothing can be connected to.
     """
     async with AsyncExitStack() as stack:
         first = await _connected(address, stack)

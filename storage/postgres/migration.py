@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 
 import asyncpg
 import sqlalchemy as sa
@@ -30,14 +31,14 @@ def migrate(settings: DatabaseSettings) -> tuple[int, int]:
 
 async def _migrate(settings: DatabaseSettings, address: Address) -> tuple[int, int]:
     async def open_connection() -> asyncpg.Connection:
-        connection = await connect_plainly(address)
-        await connection.execute(
-            f"set application_name = 'perdure migrate'; set lock_timeout = '{LOCK_WAIT}'"
-        )
-        return connection
+        return await connect_plainly(address, statements=0)
 
     engine = create_async_engine(
-        "postgresql+asyncpg://", async_creator=open_connection, poolclass=NullPool
+        "postgresql+asyncpg://",
+        async_creator=open_connection,
+        poolclass=NullPool,
+        # Behind a pooler the next process may get the session in which these were prepared.
+        connect_args={"prepared_statement_name_func": lambda: f"perdure_{secrets.token_hex(8)}"},
     )
     try:
         async with engine.begin() as connection:
@@ -59,6 +60,8 @@ async def _migrate(settings: DatabaseSettings, address: Address) -> tuple[int, i
 
 
 def _in_transaction(connection: sa.Connection, schema: str | None) -> tuple[int, int]:
+    connection.exec_driver_sql("set local application_name = 'perdure migrate'")
+    connection.exec_driver_sql(f"set local lock_timeout = '{LOCK_WAIT}'")
     # Until the end of the transaction: a second process waits here and then finds everything done.
     connection.execute(sa.text("select pg_advisory_xact_lock(:key)"), {"key": LOCK})
     if schema is not None:

@@ -7,16 +7,27 @@ the process believes of rows is void then; `history` tells everybody who holds s
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
+import asyncpg
 import structlog
 
 from perdure.storage.clock import Clock
 from perdure.storage.connect import DatabaseSettings
+from perdure.storage.model import LockFacts
 from perdure.storage.postgres.address import Address, address_of
+from perdure.storage.postgres.failures import explain_connect
+from perdure.storage.postgres.liveness import rotation
 from perdure.storage.postgres.position import Position, what_changed
 from perdure.storage.postgres.precedence import Precedence
-from perdure.storage.postgres.session import CONNECT_SECONDS, Session, open_session
+from perdure.storage.postgres.session import (
+    CONNECT_SECONDS,
+    Session,
+    connect_plainly,
+    is_direct,
+    open_session,
+)
 
 log = structlog.stdlib.get_logger("perdure.storage")
 
@@ -32,6 +43,8 @@ class Server:
         self._known: Position | None = None
         self._history = 0
         self._change: str | None = None
+        self._asked = False
+        self._rotated: str | None = None
 
     @property
     def history(self) -> int:
@@ -52,15 +65,54 @@ class Server:
             self.precedence.away()
         else:
             await self.precedence.wait(seconds)
+        connection = None if self._asked else await self._first_connection(seconds)
         known, history = self._known, self._history
         session = await open_session(
-            self.settings, self.address, hot=hot, seconds=seconds, guarded=guarded
+            self.settings,
+            self.address,
+            hot=hot,
+            seconds=seconds,
+            guarded=guarded,
+            rotated=self._rotated is not None,
+            connection=connection,
         )
         self._note(known, history, session.position)
         if keeper:
             session.connection.add_termination_listener(lambda _: self.precedence.away())
             self.precedence.back()
         return session
+
+    async def _first_connection(self, seconds: float) -> asyncpg.Connection | None:
+        """Find out what is between us and the server. The connection, if it can be used."""
+        connection = await connect_plainly(self.address, seconds)
+        try:
+            async with asyncio.timeout(seconds):
+                if await is_direct(connection):
+                    self._asked = True
+                    return connection
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+            connection.terminate()
+            raise explain_connect(error, self.address, seconds) from None
+        except BaseException:
+            connection.terminate()
+            raise
+        connection.terminate()
+        self._rotated = await rotation(self.address)
+        self._asked = True
+        if self._rotated is not None:
+            log.warning(
+                "sessions.rotated",
+                database=self.address.shown,
+                what="a pooler rotates sessions: each statement is a transaction of several round trips, and hints of "
+                "other processes do not arrive",
+                how=self._rotated,
+            )
+        return None
+
+    async def lock_facts(self) -> LockFacts:
+        """Probes anew."""
+        found = await rotation(self.address)
+        return LockFacts(session_locks=True, rotated=found or self._rotated)
 
     def _note(self, known: Position | None, history: int, found: Position) -> None:
         """known, history: from before the server was asked, so that no answer on its way can look too old."""

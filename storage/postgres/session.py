@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -50,18 +51,28 @@ class Backend:
     pid: int
     started: float
     """`backend_start`; 0.0 where the server does not tell."""
+    mark: str | None = None
+    """Where a pooler rotates sessions: what the transaction calls itself, since the process is everybody's."""
 
 
 class Session:
     """A connection with its settings made. Not for concurrent use."""
 
     def __init__(
-        self, connection: asyncpg.Connection, backend: Backend, position: Position, shown: str
+        self,
+        connection: asyncpg.Connection,
+        backend: Backend,
+        position: Position,
+        shown: str,
+        *,
+        every_time: str | None = None,
     ) -> None:
-        """position: where the server stood when this was opened."""
+        """position: where the server stood when this was opened. every_time: settings to be made in each
+        transaction, and everything in a transaction: a pooler rotates sessions between them."""
         self._connection = connection
         self._shown = shown
         self._expired = False
+        self._every_time = every_time
         self.backend = backend
         self.position = position
         version = connection.get_server_version()
@@ -75,6 +86,11 @@ class Session:
     def connection(self) -> asyncpg.Connection:
         """The driver's connection, for LISTEN and for Alembic."""
         return self._connection
+
+    @property
+    def rotated(self) -> bool:
+        """Whether there is another session behind this at each transaction, so that nothing can be left in one."""
+        return self._every_time is not None
 
     async def fetch(self, sql: str, *args: object, writes: bool, deadline: float) -> list[Row]:
         """Run one statement in autocommit. Raises the seam's errors; after a loss the session is dead."""
@@ -97,7 +113,9 @@ class Session:
             raise DatabaseUnavailable(f"{what}: not connected to {self._shown}; nothing was sent")
         timer = asyncio.get_running_loop().call_later(deadline, self._expire)
         try:
-            return await work(self._connection)
+            if self._every_time is None:
+                return await work(self._connection)
+            return await self._in_transaction(work, self._every_time)
         except asyncio.CancelledError:  # only at the end of the loop: callers are shielded
             self.abort()
             raise
@@ -109,6 +127,15 @@ class Session:
             raise translate(error, what=what, writes=writes, where=self._shown) from error
         finally:
             timer.cancel()
+
+    async def _in_transaction(
+        self, work: Callable[[asyncpg.Connection], Awaitable[T]], settings: str
+    ) -> T:
+        mark = f"perdure/{secrets.token_hex(8)}"
+        self.backend = Backend(0, 0.0, mark)
+        async with self._connection.transaction():
+            await self._connection.execute(f"{settings} set local application_name = '{mark}'")
+            return await work(self._connection)
 
     def _expire(self) -> None:
         self._expired = True
@@ -165,20 +192,30 @@ async def open_session(
     hot: bool,
     seconds: float = CONNECT_SECONDS,
     guarded: bool = False,
+    rotated: bool = False,
+    connection: asyncpg.Connection | None = None,
 ) -> Session:
     """Connect and make the settings. hot: plans for looping statements. guarded: the server gives the session up
-    soon after the network to us is gone. Raises `ConfigurationError`, with advice."""
-    connection = await connect_plainly(address, seconds)
+    soon after the network to us is gone. rotated: by a pooler, between two transactions. connection: one that is there
+    already. Raises `ConfigurationError`, with advice."""
+    if connection is None:
+        connection = await connect_plainly(address, seconds, statements=0 if rotated else 200)
+    every_time: str | None = None
     try:
         async with asyncio.timeout(seconds):
-            backend, position = await _prepare(connection, settings, hot=hot, guarded=guarded)
+            if rotated:
+                every_time = await _settings_of_a_transaction(connection, settings, hot=hot)
+                async with connection.transaction():
+                    backend, position = await _know(connection)
+            else:
+                backend, position = await _prepare(connection, settings, hot=hot, guarded=guarded)
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
         connection.terminate()
         raise explain_connect(error, address, seconds) from None
     except BaseException:
         connection.terminate()
         raise
-    return Session(connection, backend, position, address.shown)
+    return Session(connection, backend, position, address.shown, every_time=every_time)
 
 
 async def _prepare(
@@ -195,6 +232,34 @@ async def _prepare(
         for line in watches:
             with contextlib.suppress(asyncpg.PostgresError):
                 await connection.execute(f"set {line}")
+    return await _know(connection)
+
+
+async def _settings_of_a_transaction(
+    connection: asyncpg.Connection, settings: DatabaseSettings, *, hot: bool
+) -> str:
+    """What `_prepare` sets once, for where nothing can be set once."""
+    lines = ["transaction_isolation = 'read committed'", *_session_settings(settings, hot=hot)]
+    lines = [line for line in lines if not line.startswith("application_name")]
+    with contextlib.suppress(asyncpg.PostgresError):  # the server's system cannot watch sockets
+        await connection.execute(f"begin; set local {WATCH_CLIENT}; rollback")
+        lines.append(WATCH_CLIENT)
+    return "".join(f"set local {line};" for line in lines)
+
+
+async def is_direct(connection: asyncpg.Connection) -> bool:
+    """Whether the process that answers is the one that greeted: a pooler greets in its own name."""
+    greeted = connection.get_server_pid()
+    try:
+        await connection.execute(  # without parameters: nothing is prepared in a session that may be somebody else's
+            f"do $$ begin if pg_backend_pid() <> {greeted} then raise 'pooled' using errcode = 'P0001'; end if; end $$"
+        )
+    except asyncpg.RaiseError:
+        return False
+    return True
+
+
+async def _know(connection: asyncpg.Connection) -> tuple[Backend, Position]:
     await connection.set_type_codec(
         "timestamptz",
         schema="pg_catalog",

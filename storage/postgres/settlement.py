@@ -101,12 +101,12 @@ async def end_session(session: Session, ghost: Backend, *, deadline: float, ends
     """Return when an old session of ours, whose connection was cut, is gone. Raises `DatabaseUnavailable`: ask again.
 
     deadline: of one question, seconds. ends: when to give up, on the loop's clock."""
-    key = (ghost.pid, ghost.started)
+    key = (ghost.pid, ghost.started, ghost.mark)
     await session.fetch(queries.END_GHOST, *key, writes=False, deadline=deadline)
     while await session.fetch(queries.FIND_GHOST, *key, writes=False, deadline=deadline):
         if asyncio.get_running_loop().time() > ends:
             raise DatabaseUnavailable(
-                f"settle: our old session (pid {ghost.pid}) does not end; ask again"
+                f"settle: our old session ({ghost.mark or ghost.pid}) does not end; ask again"
             )
         await asyncio.sleep(GHOST_POLL)
 

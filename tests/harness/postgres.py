@@ -108,7 +108,7 @@ class PrivatePostgres:
         self.port = 0
         self._settings = dict(settings or {})
         self._environment = dict(environment or {})
-        self._account = _server_account()
+        self._account = server_account()
         self._folder = _make_folder(self._account)
         self._binaries = _reachable(found, self._folder, self._account)
         self._process: subprocess.Popen[bytes] | None = None
@@ -320,7 +320,7 @@ class PrivatePostgres:
         return "(no log)"
 
 
-def _server_account() -> pwd.struct_passwd | None:
+def server_account() -> pwd.struct_passwd | None:
     """The account that must run the server, None when it is our own. The server refuses root."""
     if os.geteuid() != 0:
         return None
