@@ -80,7 +80,8 @@ class PostgresHintChannel(HintChannel):
         session = await self._server.open_session(hot=False)
         try:
             session.connection.add_termination_listener(self._on_lost)
-            if not session.rotated:  # else nobody would listen a moment later: scans find what there is
+            # Rotated, nobody would listen a moment later: scans find what there is.
+            if not session.rotated:
                 await session.connection.add_listener(self._channel, self._on_notify)
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
             session.abort()

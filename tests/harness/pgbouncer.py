@@ -19,9 +19,7 @@ PoolMode = Literal["session", "transaction"]
 class PgBouncer:
     """Also a context manager. pool: server connections at most, per database; more clients than that wait."""
 
-    def __init__(
-        self, server: PrivatePostgres, *, mode: PoolMode, pool: int = 40
-    ) -> None:
+    def __init__(self, server: PrivatePostgres, *, mode: PoolMode, pool: int = 40) -> None:
         program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
         if program is None:
             raise FileNotFoundError(MISSING)
