@@ -60,7 +60,7 @@ async def test_the_tables_can_be_made_through_either_and_again(
     postgres: PrivatePostgres, postgres_url: str
 ) -> None:
     for mode in ("transaction", "session"):
-        with PgBouncer(postgres, mode=mode, pool=2) as pooler:  # type: ignore[arg-type]
+        with PgBouncer(postgres, mode=mode, pool=2) as pooler:
             settings = DatabaseSettings(pooler.url(name_of(postgres_url)))
             for _ in range(2):
                 await asyncio.to_thread(migrate, settings)
