@@ -127,7 +127,12 @@ def test_placing_scores_each_pair_once_at_most(monkeypatch):
     """What placing costs is the scores: one for each shard with each runner, and one for each runner's size."""
     scored = []
     score = placement._score
-    monkeypatch.setattr(placement, "_score", lambda *pair: scored.append(pair) or score(*pair))
+
+    def counted(*pair):
+        scored.append(pair)
+        return score(*pair)
+
+    monkeypatch.setattr(placement, "_score", counted)
     runners = [random.Random(5).getrandbits(63) + number for number in range(50)]
     place(range(256), runners)
     assert len(scored) <= 256 * 50 + 50
