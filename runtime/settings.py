@@ -80,6 +80,8 @@ class Settings:
     """Of one statement."""
     grace: float = 25.0
     """How long a stopping pod lets running steps go on."""
+    processes: int = 1
+    """Pods that one `perdure serve` keeps running on this machine."""
     slots: int = 200
     """Runs of one pod that may be in a turn or a step at once."""
     park_after: float = 5.0
@@ -190,6 +192,9 @@ class Settings:
         if sql and self.sqlite and sqlite_path(self.db) is None:
             allowed = "memory: the database lives in this process's memory and cannot be shared"
             faults.append(self._fault("runner_storage", allowed=allowed))
+        if self.processes > 1 and not sql:
+            allowed = "1 with runner_storage memory: one process has the file for itself; sql lets several share it"
+            faults.append(self._fault("processes", allowed=allowed))
         return faults
 
     def _fault(self, key: str, reason: str = "", allowed: str = "") -> Fault:

@@ -241,6 +241,7 @@ RULES: Mapping[str, Rule] = {
     "look": Number(0.01, 1_200, "seconds", zero="0.5 or the renewal, whichever is shorter"),
     "storage_deadline": Number(0.1, 600, "seconds"),
     "grace": Number(0, 86_400, "seconds"),
+    "processes": Number(1, 256, whole=True),
     "slots": Number(1, 100_000, whole=True),
     "park_after": Number(0, 86_400, "seconds"),
     "warm_runs": Number(0, 1_000_000, "runs", whole=True),

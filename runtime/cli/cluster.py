@@ -92,10 +92,10 @@ class Instance:
 
     def named(self, process: str | None) -> bool:
         """It is the one asked for; None asks for all."""
-        return process is None or process in (
-            self.runner.replica_id,
-            self.runner.address,
-            self.runner.info.get("app"),
+        return (
+            process is None
+            or self.runner.replica_id.startswith(f"{process}.")
+            or process in (self.runner.replica_id, self.runner.address, self.runner.info.get("app"))
         )
 
 

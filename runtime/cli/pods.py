@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ from perdure.runtime.app import App
 from perdure.runtime.cli.main_loop import run_to_end
 from perdure.runtime.cli.options import DEV_FILE, Assignments, Db, Schema, assigned
 from perdure.runtime.cli.output import CommandFailed
+from perdure.runtime.cli.processes import keep_running
 from perdure.runtime.cli.reload import reload_forever
 from perdure.runtime.cli.schema import migrate_now
 from perdure.runtime.cli.stop_signals import CUT_SHORT, StopSignals
@@ -105,6 +107,10 @@ def serve(
         str | None,
         typer.Option(metavar="SECONDS", help="Time between renewals (a quarter of the lease)."),
     ] = None,
+    processes: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Pods to keep running here, each a process (1)."),
+    ] = None,
     slots: Annotated[
         str | None, typer.Option(metavar="N", help="Runs that may be busy at once (200).")
     ] = None,
@@ -124,11 +130,11 @@ def serve(
     set: Assignments = None,
     tied_to: TiedTo = None,
 ) -> None:
-    """Run one pod of the application on a shared database.
+    """Run a pod of the application on a shared database, or several.
 
     SIGTERM or Ctrl-C: nothing new is begun, running steps get the grace period, the shards go to the other pods; a
     second one lets go at once. Every setting can also come from PERDURE_<KEY> or [tool.perdure]."""
-    flags = {
+    flags: dict[str, str | None] = {
         "app": app,
         "db": db,
         "schema": schema,
@@ -138,6 +144,7 @@ def serve(
         "replica_id": replica_id,
         "lease": lease,
         "renewal": renewal,
+        "processes": processes,
         "slots": slots,
         "grace": grace,
         "shard_lock": shard_lock,
@@ -148,7 +155,21 @@ def serve(
     _stop_with_parent(tied_to)
     settings = _settings(flags, {})
     configure_logs(format=settings.log_format, level=settings.log_level, application=settings.app)
+    if settings.processes > 1:
+        settings.require_db()
+        if migrate:
+            migrate_now(settings, quiet=True)
+        raise typer.Exit(keep_running(["serve", *_words(flags)], settings))
     _serve(settings, migrate=migrate)
+
+
+def _words(flags: Mapping[str, str | None]) -> list[str]:
+    """The command line that says the same."""
+    words = [] if flags["app"] is None else [flags["app"]]
+    for key, value in flags.items():
+        if key != "app" and value is not None:
+            words += ["--set", f"{key}={value}"]
+    return words
 
 
 def _settings(flags: dict[str, Any], defaults: dict[str, Any]) -> Settings:

@@ -1,0 +1,170 @@
+"""``perdure serve --processes N``: a small parent that keeps N pods running on this machine.
+
+Each child is a pod like any other, with its own runner, port and replica id. The parent runs no user code: it starts,
+restarts and stops. A child holds a pipe to it and stops by itself should the parent be gone, however it went.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+import structlog
+
+from perdure.runtime.cli.stop_signals import CUT_SHORT
+from perdure.runtime.settings import Settings
+
+log = structlog.get_logger("perdure.processes")
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
+"""Seconds before a crashed child is started again: doubled at each crash that follows soon."""
+STEADY = 60.0
+"""Seconds after which a child counts as having run well."""
+MISCONFIGURED = (2, 3)
+"""Exit codes of a child that will never boot with these settings."""
+
+
+@dataclass(slots=True)
+class Child:
+    """One pod. number: from 1 on. start_at: when it is to be started, on the monotonic clock; None: it is there, or
+    over."""
+
+    number: int
+    process: subprocess.Popen[bytes] | None = None
+    pipe: int = -1
+    started_at: float = 0.0
+    start_at: float | None = 0.0
+    pause: float = FIRST_PAUSE / 2
+
+
+def child_options(settings: Settings, number: int) -> list[str]:
+    """What makes a child a pod of its own: its port and its name, and that it has no children."""
+    port = settings.runner_port + number - 1 if settings.runner_port else 0
+    own = {"processes": "1", "runner_port": str(port)}
+    if settings.replica_id is not None:
+        own["replica_id"] = f"{settings.replica_id}.{number}"
+    return [word for key, value in own.items() for word in ("--set", f"{key}={value}")]
+
+
+def keep_running(arguments: Sequence[str], settings: Settings) -> int:
+    """Run ``perdure ARGUMENTS`` as ``settings.processes`` children until a signal; the exit code.
+
+    0: each ended well after the signal. `CUT_SHORT`: some were cut short. Else that of a child that cannot boot, with
+    which all end."""
+    command = [sys.executable, "-m", "perdure", *arguments]
+    return Processes(command, settings).run()
+
+
+class Processes:
+    """The parent's loop."""
+
+    def __init__(self, command: Sequence[str], settings: Settings) -> None:
+        self._command = command
+        self._settings = settings
+        self._children = [Child(number) for number in range(1, settings.processes + 1)]
+        self._signals = 0
+        self._told = 0
+        self._code = 0
+        self._wake, self._waker = os.pipe()
+        os.set_blocking(self._waker, False)
+        os.set_blocking(self._wake, False)
+
+    def run(self) -> int:
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        kept = {number: signal.signal(number, self._tell) for number in (*numbers, signal.SIGCHLD)}
+        before = signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+        try:
+            return self._loop()
+        finally:
+            signal.set_wakeup_fd(before)
+            for number, handler in kept.items():
+                signal.signal(number, handler)
+            os.close(self._wake)
+            os.close(self._waker)
+
+    def _loop(self) -> int:
+        while True:
+            while self._told < self._signals:
+                self._stop()
+            for child in self._children:
+                self._reap(child)
+                self._start_if_due(child)
+            if not any(child.process or child.start_at is not None for child in self._children):
+                return self._code
+            self._pause()
+
+    def _pause(self) -> None:
+        """Until a signal or the next start."""
+        due = [child.start_at for child in self._children if child.start_at is not None]
+        rest = max(0.0, min(due) - time.monotonic()) if due else None
+        select.select([self._wake], [], [], rest)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake, 512)
+
+    def _start_if_due(self, child: Child) -> None:
+        if child.start_at is None or time.monotonic() < child.start_at:
+            return
+        child.start_at = None
+        child.started_at = time.monotonic()
+        theirs, child.pipe = os.pipe()
+        try:
+            # A session of its own: Ctrl-C at the terminal reaches the parent alone, which passes it on once.
+            child.process = subprocess.Popen(
+                [
+                    *self._command,
+                    *child_options(self._settings, child.number),
+                    "--tied-to",
+                    str(theirs),
+                ],
+                pass_fds=(theirs,),
+                start_new_session=True,
+            )
+        finally:
+            os.close(theirs)
+        log.info("process.started", process=child.number, pid=child.process.pid)
+
+    def _reap(self, child: Child) -> None:
+        if child.process is None or (code := child.process.poll()) is None:
+            return
+        pid, child.process = child.process.pid, None
+        os.close(child.pipe)
+        if self._told:
+            self._ended(code)
+        elif code in MISCONFIGURED:
+            log.error("process.misconfigured", process=child.number, pid=pid, code=code)
+            self._code = code
+            self._signals += 1
+        else:
+            steady = time.monotonic() - child.started_at >= STEADY
+            child.pause = FIRST_PAUSE if steady else min(2 * child.pause, LONGEST_PAUSE)
+            child.start_at = time.monotonic() + child.pause
+            log.error(
+                "process.crashed", process=child.number, pid=pid, code=code, again_in=child.pause
+            )
+
+    def _ended(self, code: int) -> None:
+        """After a signal. One that was killed then was cut short as well."""
+        if code and self._code == 0:
+            self._code = CUT_SHORT if code == CUT_SHORT or code < 0 else code
+
+    def _tell(self, number: int, frame: FrameType | None) -> None:
+        # Only noted: it may come between the birth of a child and our knowing of it.
+        if number != signal.SIGCHLD:
+            self._signals += 1
+
+    def _stop(self) -> None:
+        """Pass one signal on: the first begins their drain, the second lets go at once."""
+        self._told += 1
+        log.info("process.stopping", told=self._told)
+        for child in self._children:
+            child.start_at = None
+            if child.process is not None:
+                child.process.terminate()

@@ -1,0 +1,152 @@
+"""``perdure serve --processes N``: a parent and its pods, as real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from perdure.runtime.cli.processes import child_options
+from perdure.runtime.settings import Settings
+from perdure.storage.errors import ConfigurationError
+from tests.e2e.commands import Commands, environment
+from tests.harness.pods import Pod
+from tests.harness.waiting import until
+
+APPLICATION = """
+    import asyncio
+    from perdure import App, Context, step, workflow
+
+    @step
+    async def brief(number: int) -> int:
+        await asyncio.sleep(0.2)
+        return number
+
+    @workflow(name="counts")
+    async def counts(ctx: Context, until: int) -> list[int]:
+        return [await ctx.step(brief, number) for number in range(until)]
+
+    app = App("counting", workflows=[counts])
+"""
+
+
+@pytest.fixture
+def parent(migrated_postgres_url, tmp_path):
+    """Starts the parent of two pods; in the end no process of it is left."""
+    (tmp_path / "counting.py").write_text(textwrap.dedent(APPLICATION))
+    started: list[Pod] = []
+
+    def make(*options: str) -> Pod:
+        command = [sys.executable, "-m", "perdure", "serve", "counting:app", "--processes", "2"]
+        env = {"PERDURE_DB": migrated_postgres_url, "PERDURE_LEASE": "2", "POD_NAME": "pod-1"}
+        log = tmp_path / "parent.log"
+        started.append(
+            Pod(
+                "parent",
+                [*command, "--runner-port", "0", *options],
+                env=environment(**env),
+                log_path=log,
+                port=0,
+                cwd=tmp_path,
+            )
+        )
+        return started[-1]
+
+    yield make
+    for pod in started:
+        for pid in children_of(pod):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if pod.alive:
+            pod.kill()
+
+
+def children_of(parent: Pod) -> list[int]:
+    return [int(pid) for pid in re.findall(r"process.started .*pid=(\d+)", parent.log)]
+
+
+def living(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if Path(f"/proc/{pid}/cmdline").exists() and _alive(pid)]
+
+
+def _alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.fixture
+def cli(migrated_postgres_url, tmp_path):
+    return Commands(migrated_postgres_url, tmp_path)
+
+
+async def names_of_live(cli: Commands, count: int) -> set[str]:
+    async def look() -> set[str] | None:
+        found = cli("cluster", "status", "--format", "json").ok().json["runners"]
+        names = {each["replica_id"] for each in found if each["state"] == "live"}
+        return names if len(names) == count else None
+
+    names = await until(look, what=f"{count} live pods", deadline=40, interval=0.2)
+    assert names is not None
+    return names
+
+
+@pytest.mark.req("CL1", "CL5", "CL8")
+async def test_a_crashed_child_is_started_again_and_nothing_is_lost(parent, cli, tmp_path):
+    pod = parent()
+    assert await names_of_live(cli, 2) == {"pod-1.1", "pod-1.2"}
+    shown = cli("cluster", "status", "--process", "pod-1", "--format", "json").ok().json
+    assert len(shown["runners"]) == 2
+    runs = [
+        cli.process("workflows", "start", "counts", "--payload", "8", "--app", "counting:app",
+                    "--db", cli.url).ok().out.strip()
+        for _ in range(3)
+    ]  # fmt: skip
+    victim = children_of(pod)[0]
+    os.kill(victim, signal.SIGKILL)
+    await pod.wait_log(r"process.crashed .*code=-9")
+    await until(lambda: len(children_of(pod)) == 3, what="its successor", deadline=20)
+    for run_id in runs:
+        assert cli.wait_status(run_id, "succeeded")["result"] == list(range(8))
+    await names_of_live(cli, 2)
+    pod.terminate()
+    assert await pod.wait_end() == 0
+    assert living(children_of(pod)) == []
+
+
+@pytest.mark.slow
+async def test_killing_the_parent_ends_the_children_cleanly(parent, cli):
+    pod = parent()
+    await names_of_live(cli, 2)
+    children = children_of(pod)
+    pod.kill()
+    await until(lambda: not living(children), what="the end of the children", deadline=20)
+    assert pod.log.count("pod.stopped") == 2
+    assert cli("cluster", "status", "--format", "json").ok().json["shards_unowned"] == 256
+
+
+async def test_what_cannot_boot_ends_all(parent):
+    pod = parent("--set", "shards=0")
+    assert await pod.wait_end() == 2
+    pod = parent("--runner-host", "203.0.113.7")
+    assert await pod.wait_end(deadline=30) == 2
+    assert "process.misconfigured" in pod.log
+    assert living(children_of(pod)) == []
+
+
+def test_each_child_has_its_port_and_its_name():
+    fixed = Settings(db="postgresql://host/name", runner_port=4000, replica_id="p", processes=3)
+    words = " ".join(child_options(fixed, 3))
+    assert words == "--set processes=1 --set runner_port=4002 --set replica_id=p.3"
+    free = Settings(db="postgresql://host/name", runner_port=0, processes=3)
+    assert " ".join(child_options(free, 3)) == "--set processes=1 --set runner_port=0"
+
+
+def test_one_process_alone_has_no_siblings():
+    with pytest.raises(ConfigurationError, match="processes"):
+        Settings(db="sqlite:////tmp/x.db", processes=2)
+    Settings(db="sqlite:////tmp/x.db", processes=2, runner_storage="sql")
