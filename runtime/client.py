@@ -8,7 +8,7 @@ async with Client("postgresql://…") as client:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
@@ -30,6 +30,7 @@ from perdure.runtime.authoring.names import (
     new_run_id,
 )
 from perdure.runtime.authoring.registry import Registry
+from perdure.runtime.bulk import Bulk, Progress, Started
 from perdure.runtime.errors import (
     ClientClosed,
     MailboxFull,
@@ -52,11 +53,11 @@ from perdure.runtime.local import LocalRunner
 from perdure.runtime.outcomes import Repeated
 from perdure.runtime.results import ResultWatcher, RunEnd
 from perdure.runtime.settings import Settings
-from perdure.runtime.starting import StartBatcher
+from perdure.runtime.starting import StartBatcher, said, waits
 from perdure.runtime.telemetry import Telemetry
 from perdure.runtime.transports import Listeners, open_ways
 from perdure.runtime.views import ClusterStatus, RunInfo, StepView, Why
-from perdure.sharding.slots import slot_of
+from perdure.sharding.slots import shard_of, slot_of
 from perdure.storage.clock import Clock, Randomness, SystemClock, SystemRandomness
 from perdure.storage.connect import Database, connect
 from perdure.storage.errors import (
@@ -264,30 +265,112 @@ class Client:
         """
         check_options(options)
         definition = self.definition(workflow)
+        run = self._new_run(definition, payload, options.get("run_id"), options)
+        return await self._submit(definition, run)
+
+    def _new_run(
+        self,
+        definition: WorkflowDefinition[Any, Any],
+        payload: Any,
+        run_id: str | None,
+        options: StartOptions,
+    ) -> NewRun:
         text = definition.encode_payload(payload, limit=self._parts.settings.payload_limit)
         tenant = options.get("tenant")
-        run_id = options.get("run_id")
         if run_id is not None:
             check_run_id(run_id)
         else:
             run_id = definition.run_id_for(payload, tenant) or self._new_id()
-        return await self._submit(
-            definition,
-            NewRun(
-                run_id=run_id,
-                slot=slot_of(run_id),
-                workflow=definition.name,
-                start_token=self._parts.randomness.bits63(),
-                payload=text,
-                seed=self._parts.randomness.bits63(),
-                version=definition.version,
-                source=options.get("source", "app"),
-                tenant=tenant,
-                subject=options.get("subject"),
-                trace=options.get("trace"),
-                tags=joined([*definition.tags, *options.get("tags", ())]),
-            ),
+        return NewRun(
+            run_id=run_id,
+            slot=slot_of(run_id),
+            workflow=definition.name,
+            start_token=self._parts.randomness.bits63(),
+            payload=text,
+            seed=self._parts.randomness.bits63(),
+            version=definition.version,
+            source=options.get("source", "app"),
+            tenant=tenant,
+            subject=options.get("subject"),
+            trace=options.get("trace"),
+            tags=joined([*definition.tags, *options.get("tags", ())]),
         )
+
+    @overload
+    async def start_many(
+        self,
+        workflow: WorkflowDefinition[In, Out],
+        payloads: Iterable[In],
+        *,
+        run_ids: Sequence[str] | None = ...,
+        progress: Progress | None = ...,
+        **options: Unpack[StartOptions],
+    ) -> list[Started[Out]]: ...
+    @overload
+    async def start_many(
+        self,
+        workflow: str,
+        payloads: Iterable[Any],
+        *,
+        run_ids: Sequence[str] | None = ...,
+        progress: Progress | None = ...,
+        **options: Unpack[StartOptions],
+    ) -> list[Started[Any]]: ...
+    async def start_many(
+        self,
+        workflow: WorkflowDefinition[Any, Any] | str,
+        payloads: Iterable[Any],
+        *,
+        run_ids: Sequence[str] | None = None,
+        progress: Progress | None = None,
+        **options: Unpack[StartOptions],
+    ) -> list[Started[Any]]:
+        """Start a run for each payload, in chunks of 500 (4 MiB at most), each one commit; their outcomes, in order.
+
+        A payload that cannot be stored, or whose id belongs to another workflow, is an outcome with an ``error`` and
+        keeps no other from being started. Payloads of one key, here or before, are one run. Of chunks whose answer
+        was lost the error is `UnknownOutcome`: the same call again with the same ids finds out; what comes after them
+        is not sent. run_ids: ids of your own, one for each payload. progress: called with (done, total) as chunks end.
+        options: for all alike, as in `start` but run_id. Raises what `start` raises of them.
+        """
+        check_options(options)
+        definition = self.definition(workflow)
+        _ = self._store  # it is open
+        given = list(payloads)
+        if "run_id" in options:
+            raise InputError("start_many() takes no run_id: use run_ids, one for each payload")
+        if run_ids is not None and len(run_ids) != len(given):
+            raise InputError(f"{len(run_ids)} run_ids for {len(given)} payloads: give one for each")
+
+        def make(number: int) -> NewRun:
+            run_id = None if run_ids is None else run_ids[number]
+            return self._new_run(definition, given[number], run_id, options)
+
+        answers = await Bulk(len(given), make, self._start_chunk, progress).run()
+        return [self._started(definition, answer) for answer in answers]
+
+    async def _start_chunk(self, runs: Sequence[NewRun]) -> Sequence[StartOutcome | Exception]:
+        answers = await self._starts.start_all(runs)
+        hints: dict[int, Hint] = {}
+        for run, answer in zip(runs, answers, strict=True):
+            if isinstance(answer, StartOutcome) and waits(answer):
+                shard = shard_of(run.slot, self._parts.settings.shards)
+                hints[shard] = Hint(HintKind.START, run.run_id, run.slot)
+        self._parts.bus.publish(list(hints.values()))
+        return answers
+
+    def _started(
+        self, definition: WorkflowDefinition[Any, Any], answer: StartOutcome | Exception
+    ) -> Started[Any]:
+        if isinstance(answer, Exception):
+            return Started(None, error=answer)
+        if answer.workflow != definition.name:
+            error = RunIdConflict(answer.run_id, definition.name, answer.workflow)
+            return Started(None, error=error)
+        if answer.created:
+            self._telemetry.tally.started[definition.name] += 1
+        handle = Handle(self, answer.run_id, said(answer), definition)
+        return Started(handle, created=answer.created)
 
     def _new_id(self) -> str:
         return new_run_id(self._parts.clock, self._parts.randomness)
@@ -314,13 +397,10 @@ class Client:
         if outcome.created:
             self._telemetry.tally.started[run.workflow] += 1
         self._tell_start(run, outcome)
-        # A run this start made may have ended before a lost answer was made good.
-        status = "replayed" if outcome.status.final and not outcome.created else "running"
-        return Handle(self, run.run_id, status, definition)
+        return Handle(self, run.run_id, said(outcome), definition)
 
     def _tell_start(self, run: NewRun, outcome: StartOutcome) -> None:
-        """Of a run that waits to be claimed; also of one made before: whoever made it may have died since."""
-        if (outcome.created or outcome.status is RunStatus.PENDING) and outcome.claimed is None:
+        if waits(outcome):
             self._parts.bus.publish([Hint(HintKind.START, run.run_id, run.slot)])
 
     async def run(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from perdure.runtime.engine.group import GroupCommit
 from perdure.runtime.local import LocalRunner
@@ -12,7 +12,7 @@ from perdure.runtime.outcomes import Repeated
 from perdure.storage.clock import Clock, Randomness
 from perdure.storage.errors import ConflictError, DatabaseUnavailable, UnknownOutcome
 from perdure.storage.interface import RunStore
-from perdure.storage.model import NewRun, StartOutcome
+from perdure.storage.model import NewRun, RunStatus, StartOutcome
 
 START_OVERHEAD = 300
 
@@ -69,16 +69,27 @@ class StartBatcher:
         await self._group.run()
 
     async def _flush(self, batch: list[Arrival]) -> None:
+        answers = await self.start_all([arrival.run for arrival in batch])
+        for arrival, answer in zip(batch, answers, strict=True):
+            if arrival.answer.done():
+                continue
+            if isinstance(answer, Exception):
+                arrival.answer.set_exception(answer)
+            else:
+                arrival.answer.set_result(answer)
+
+    async def start_all(self, runs: Sequence[NewRun]) -> Sequence[StartOutcome | Exception]:
+        """These starts in one commit, and what became of each. Refused data is the fault of single ones: halve until
+        the culprits are alone (R8)."""
         try:
-            outcomes = await self._start([arrival.run for arrival in batch])
+            return await self._start(runs)
         except (DatabaseUnavailable, ConflictError, UnknownOutcome) as error:
-            self._refuse(batch, error)
+            return [error] * len(runs)
         except Exception as error:  # one of them is the cause
-            await self._isolate(batch, error)
-        else:
-            for arrival, outcome in zip(batch, outcomes, strict=True):
-                if not arrival.answer.done():
-                    arrival.answer.set_result(outcome)
+            if len(runs) == 1:
+                return [error]
+            middle = len(runs) // 2
+            return [*await self.start_all(runs[:middle]), *await self.start_all(runs[middle:])]
 
     async def _start(self, runs: Sequence[NewRun]) -> Sequence[StartOutcome]:
         """Births are settled before anybody hears of the start, so that its run is in memory by then."""
@@ -102,17 +113,14 @@ class StartBatcher:
 
     def _with_birth(self, run: NewRun) -> NewRun:
         birth = None if self._local is None else self._local.reserve(run)
-        return run if birth is None else replace(run, birth=birth)
+        return run if birth is None else run.born(birth)
 
-    async def _isolate(self, batch: list[Arrival], error: Exception) -> None:
-        if len(batch) == 1:
-            self._refuse(batch, error)
-            return
-        middle = len(batch) // 2
-        await self._flush(batch[:middle])
-        await self._flush(batch[middle:])
 
-    def _refuse(self, batch: list[Arrival], error: Exception) -> None:
-        for arrival in batch:
-            if not arrival.answer.done():
-                arrival.answer.set_exception(error)
+def waits(outcome: StartOutcome) -> bool:
+    """Whether the run waits to be claimed; also one made before: whoever made it may have died since."""
+    return (outcome.created or outcome.status is RunStatus.PENDING) and outcome.claimed is None
+
+
+def said(outcome: StartOutcome) -> str:
+    """The status of a handle. A run this start made may have ended before a lost answer was made good."""
+    return "replayed" if outcome.status.final and not outcome.created else "running"

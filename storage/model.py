@@ -169,6 +169,26 @@ class NewRun:
     format: int = FORMAT
     birth: Birth | None = None
 
+    def born(self, birth: Birth) -> NewRun:
+        """The same start with that wish. (`dataclasses.replace` takes twice as long, and each start comes here.)"""
+        return NewRun(
+            self.run_id,
+            self.slot,
+            self.workflow,
+            self.start_token,
+            self.payload,
+            self.seed,
+            self.version,
+            self.source,
+            self.tenant,
+            self.parent_id,
+            self.trace,
+            self.subject,
+            self.tags,
+            self.format,
+            birth,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Birth:

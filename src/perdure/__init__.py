@@ -35,6 +35,7 @@ from perdure.runtime.authoring.errors import (
 )
 from perdure.runtime.authoring.retry import Retry
 from perdure.runtime.authoring.step import StepDefinition, step
+from perdure.runtime.bulk import Started
 from perdure.runtime.client import Client
 from perdure.runtime.errors import (
     ClientClosed,
@@ -96,6 +97,7 @@ __all__ = [
     "Settings",
     "SignalPayloadError",
     "SignalTimeoutError",
+    "Started",
     "StepDefinition",
     "StepInfo",
     "StepInputError",
