@@ -242,8 +242,10 @@ def _summary(
         if holder is None or holder.dead:
             return "its runner is dead; it is taken over when its shard has a new holder"
         steps = f", in step {doing[RUNNING]}" if RUNNING in doing else ""
-        return f"it is being executed by {holder.replica_id}{steps}"
-    if record.status is RunStatus.SUSPENDED and not _due(record, topology.db_now):
+        return (
+            f"it is being executed by {holder.replica_id}{steps}{_elsewhere(record, owner, holder)}"
+        )
+    if record.status is RunStatus.SUSPENDED and not (record.stray or _due(record, topology.db_now)):
         until = f" until {_instant(record.wake_at)}" if record.wake_at is not None else ""
         if record.reason == Reason.SIGNAL and AWAITED in doing:
             return f"it waits for signal {doing[AWAITED]}"
@@ -251,6 +253,15 @@ def _summary(
             return f"it waits for another attempt of {doing[RETRIED]}"
         return f"it waits for a {record.reason or 'message'}{until}"
     return _why_unclaimed(record, topology, owner)
+
+
+def _elsewhere(record: RunRecord, owner: RunnerRow | None, holder: RunnerRow) -> str:
+    """Why a runner executes a run whose shard it does not hold."""
+    if owner is None or owner.runner_id == holder.runner_id:
+        return ""
+    if record.workflow in owner.workflows:
+        return f" (pinned there until its step has ended, then {owner.replica_id} goes on)"
+    return f" (lent to it: {owner.replica_id}, who holds its shard, lacks the workflow)"
 
 
 def _why_unclaimed(record: RunRecord, topology: Topology, owner: RunnerRow | None) -> str:
@@ -262,10 +273,9 @@ def _why_unclaimed(record: RunRecord, topology: Topology, owner: RunnerRow | Non
         return f"no live runner knows the workflow {record.workflow!r}: deploy code that has it"
     if owner is None or not lives(owner, topology.db_now):
         return "it is due; its shard has no live holder at the moment"
-    if record.workflow not in owner.workflows:
-        return (
-            f"its shard's holder {owner.replica_id} does not know the workflow {record.workflow!r}"
-        )
+    if record.stray or record.workflow not in owner.workflows:
+        names = ", ".join(sorted(r.replica_id for r in knowing))
+        return f"its shard's holder lacks the workflow {record.workflow!r}: it waits for a free slot of {names}"
     return f"it is due and waits for a free slot of {owner.replica_id}"
 
 

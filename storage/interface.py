@@ -219,7 +219,8 @@ class RunStore(ABC):
 
     @abstractmethod
     async def count_runs(self) -> Mapping[str, int]:
-        """status → number of runs not yet ended, plus in-flight ones, for `cluster status`."""
+        """status → number of runs not yet ended; where there are any, also "running elsewhere": those executed by
+        another runner than the holder of their shard (pinned or lent)."""
 
     @abstractmethod
     async def read_events(self, run_id: str) -> Sequence[RunEvent]:

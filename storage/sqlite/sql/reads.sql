@@ -44,6 +44,13 @@ select r.run_id, r.workflow, r.version, coalesce(f.status, r.status) as status, 
 
 -- name: count_runs
 select status, count(*) from perdure_fences group by status
+union all
+select * from (
+  select 'running elsewhere', count(*) as n
+    from perdure_fences f
+    join perdure_shards s on s.shard_id = ((f.slot + 1) * (select max(x.shard_id) + 1 from perdure_shards x) - 1) / 65536
+   where f.status = 'running' and f.runner_id is not s.runner_id)
+ where n > 0
 
 -- name: read_events
 select type, at, detail
