@@ -54,7 +54,8 @@ class Claimer:
     in_memory: claim ids being executed. taken: gets each claimed run, on the loop.
     strays: gets the workflows of runs marked as strays. lane: how many suspects may be taken.
     scan: seconds between safety scans, ± 20 %. unknown_ends: seconds after which a statement cut off in flight has
-    certainly ended (the storage deadline).
+    certainly ended (the storage deadline). lost_sight: called when something may be running under me that I do not
+    know of, in shards that I may have given up since: after a lost answer, and once a minute.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Claimer:
         declared_dead: Callable[[], None],
         scan: float,
         unknown_ends: float,
+        lost_sight: Callable[[], None],
         telemetry: Telemetry | None = None,
     ) -> None:
         self._store = store
@@ -95,6 +97,7 @@ class Claimer:
         self._declared_dead = declared_dead
         self._scan = scan
         self._unknown_ends = unknown_ends
+        self._lost_sight = lost_sight
         self._telemetry = telemetry or Telemetry()
         self._portion = Portion(MOST_PER_CLAIM)
         self.due = DueTimes()
@@ -203,6 +206,7 @@ class Claimer:
             if self._now() - last_orphans >= ORPHAN_PERIOD:
                 last_orphans = self._now()
                 self.look_for_orphans(self._holds())
+                self._lost_sight()
             self.hint_all()
             await self._note_upcoming(self._holds())
 
@@ -308,6 +312,10 @@ class Claimer:
             )
             await self._ask(request, asked)
 
+    def _look_again(self, shards: Sequence[int]) -> None:
+        self.look_for_orphans(shards)
+        self._lost_sight()
+
     async def mark_strays(self) -> None:
         """Claim nothing, but mark due runs of workflows that are unknown here, so that others can have them."""
         async with self.turn(orphans=False):
@@ -345,7 +353,7 @@ class Claimer:
             self._portion.failed()
             self._ask_again(asked, orphans=True)
             loop = asyncio.get_running_loop()
-            loop.call_later(self._unknown_ends, self.look_for_orphans, list(asked))
+            loop.call_later(self._unknown_ends, self._look_again, list(asked))
             await Backoff(self._randomness).wait()
         except (DatabaseUnavailable, ConflictError) as error:
             log.warning("claim.unavailable", error=str(error))

@@ -151,6 +151,7 @@ class Engine:
             declared_dead=declared_dead,
             scan=config.scan,
             unknown_ends=config.storage_deadline,
+            lost_sight=lambda: self._borrower.look_for_lost(),
             telemetry=telemetry,
         )
         self._borrower = Borrower(

@@ -48,7 +48,8 @@ POISON = "a text this server refuses"
 """A text the simulated server refuses to store, as servers refuse NUL characters."""
 
 
-ENDS_GHOSTS = {"settle_writes": "commit_writes", "claim_runs": "claim_runs"}
+CLAIMS = ("claim_runs", "claim_strays")
+ENDS_GHOSTS = {"settle_writes": ("commit_writes",)} | dict.fromkeys(CLAIMS, CLAIMS)
 """Calls that the seam promises to answer only when an earlier one of unknown outcome is over."""
 
 
@@ -288,6 +289,7 @@ class Connections(Worker):
 
     def _spoil(self, kind: str, call: Call[Any], answer: Any, out: float, back: float) -> None:
         self._told(f"{kind} {call.name}")
+        self._server.calls[f"{kind} {call.name}"] += 1
         self._server.calls[kind] += 1
         unknown = UnknownOutcome(f"{call.name}: the connection was lost ({kind})")
         if kind == "conflict":
@@ -346,16 +348,16 @@ class Connections(Worker):
             call.error = error
             answer.set_result(None)
 
-    def _end_ghosts(self, name: str) -> None:
+    def _end_ghosts(self, names: Sequence[str]) -> None:
         """A session whose answer was lost is over now: it ends by itself just before, or it is ended."""
         ghosts, self._ghosts = self._ghosts, []
         for ghost in ghosts:
-            if ghost.name != name:
+            if ghost.name not in names:
                 self._ghosts.append(ghost)
             elif ghost.state == "sent":
                 if self._chance.random() < 0.5:
                     self._perform(ghost)
-                    self._server.calls[f"ghost of {name} committed"] += 1
+                    self._server.calls[f"ghost of {ghost.name} committed"] += 1
                 ghost.state = "ended"
 
 
