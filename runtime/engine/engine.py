@@ -344,6 +344,7 @@ class Engine:
         resumed: list[Activation] = []
         woken: list[Activation] = []
         for run in runs:
+            self._displace(run)
             warm = self._warm.take(run)
             shard = shard_of(run.slot, self._config.shard_count)
             if warm is not None:
@@ -421,6 +422,15 @@ class Engine:
         activation.hold(Reason.CRASH_LOOP, RunEvent("run-crashlooped", self._now(), str(error)))
 
     # -- departures
+    def _displace(self, run: ClaimedRun) -> None:
+        """Whoever is in memory under an older claim has lost it: its park is committed and the answer still on its way,
+        or the database has lost the commit that claimed it."""
+        older = self._runs.get(run.run_id)
+        if older is not None:
+            log.info("run.displaced", run_id=run.run_id)
+            older.drop(lost_ownership=True)
+            self._gone(older, Departure())
+
     def _gone(self, activation: Activation, departure: Departure) -> None:
         run = activation.run
         self._runs.pop(run.run_id, None)

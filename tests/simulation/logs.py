@@ -35,8 +35,10 @@ class Logs:
         if world is not None:
             name = event.pop("event", "")
             world.seen[f"log {name}"] += 1
-            if name == "run.crashlooped":
+            if name == "run.crash-looped":
                 world.seen["crash-looped"] += 1
+            if name == "run.displaced":
+                world.seen["displaced"] += 1
             if world.story is not None:
                 trace = event.pop("exc_info", None)
                 facts = " ".join(f"{key}={value}" for key, value in event.items())
