@@ -1,4 +1,4 @@
-"""A run claimed anew while its runner still believes to have it (R1): the older claim's body makes room for the new one."""
+"""A run claimed anew while its runner still believes to have it (R1): the older body makes room for the new one."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SlowAnswers(Watched):
                 await self.arrive.wait()
             return verdicts
 
-        store.commit_writes = commit_writes  # type: ignore[method-assign]
+        store.commit_writes = commit_writes  # type: ignore[assignment,method-assign]
         return store
 
 
