@@ -48,6 +48,7 @@ from perdure.runtime.errors import (
 from perdure.runtime.handle import Handle
 from perdure.runtime.runner import Runner
 from perdure.runtime.settings import Settings
+from perdure.runtime.sync_client import SyncClient, SyncHandle
 from perdure.runtime.views import ClusterStatus, RunInfo, RunnerView, StepView, Why
 from perdure.storage.errors import (
     ConfigurationError,
@@ -105,6 +106,8 @@ __all__ = [
     "StepResultTooLarge",
     "StepTimeoutError",
     "StepView",
+    "SyncClient",
+    "SyncHandle",
     "UnknownOutcome",
     "UnknownWorkflowError",
     "Why",
