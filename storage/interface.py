@@ -286,7 +286,8 @@ class ClusterStore(ABC):
 
     @abstractmethod
     async def renew(self, runner_id: int, lease: float) -> Renewal:
-        """expires_at = greatest(expires_at, database now + lease), renew_count + 1, only while not dead."""
+        """expires_at = greatest(expires_at, database now + lease), but no later than database now + 2 leases (its clock
+        may have been set back); renew_count + 1; only while not dead."""
 
     @abstractmethod
     async def set_draining(self, runner_id: int) -> None: ...

@@ -1,7 +1,10 @@
 -- name: renew
 with u as (
   update perdure_runners
-     set expires_at = greatest(expires_at, clock_timestamp() + $2::float8 * interval '1 second'), renew_count = renew_count + 1
+     set expires_at = least(
+           greatest(expires_at, clock_timestamp() + $2::float8 * interval '1 second'),
+           clock_timestamp() + 2 * $2::float8 * interval '1 second'  -- a clock that was set back is caught up with
+         ), renew_count = renew_count + 1
    where runner_id = $1 and not dead
   returning 1
 )

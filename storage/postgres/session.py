@@ -42,6 +42,8 @@ GUARD = (
     "tcp_user_timeout = 3000",
 )
 """A session whose other end is silent is gone after three seconds, and its locks with it."""
+LASTING = ("tcp_keepalives_idle = 30", "tcp_keepalives_interval = 10", "tcp_keepalives_count = 3")
+"""Any other after a minute, instead of the two hours that are usual."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +226,7 @@ async def _prepare(
     # Settings are made after connecting: poolers refuse startup parameters they do not know.
     # In as few round trips as can be: a keeper that comes back is waited for.
     lines = _session_settings(settings, hot=hot)
-    watches = [WATCH_CLIENT, *(GUARD if guarded else ())]
+    watches = [WATCH_CLIENT, *(GUARD if guarded else LASTING)]
     try:
         await connection.execute("".join(f"set {line};" for line in [*lines, *watches]))
     except asyncpg.PostgresError:  # the server's system cannot watch sockets in some way

@@ -195,7 +195,8 @@ def register(tx: Transaction, me: RunnerIdentity, lease: float) -> None:
 
 
 def renew(tx: Transaction, runner_id: int, lease: float) -> Renewal:
-    tx.run("renew", {"runner_id": runner_id, "expires_at": _lease_end(tx, lease)})
+    ends = {"expires_at": _lease_end(tx, lease), "latest": _lease_end(tx, 2 * lease)}
+    tx.run("renew", {"runner_id": runner_id, **ends})
     return Renewal(not is_dead(tx, runner_id), from_micros(tx.now))
 
 

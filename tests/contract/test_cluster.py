@@ -114,9 +114,12 @@ async def test_a_renewal_prolongs_the_lease_and_counts(world: World) -> None:
     second = await row_of(world, runner.runner_id)
     assert second.renew_count == first.renew_count + 1
     assert second.expires_at == pytest.approx(renewal.db_now + 60.0, abs=1.0)
-    await world.cluster.renew(runner.runner_id, 1.0)
+    await world.cluster.renew(runner.runner_id, 40.0)
     third = await row_of(world, runner.runner_id)
     assert (third.renew_count, third.expires_at) == (2, second.expires_at)
+    last = await world.cluster.renew(runner.runner_id, 5.0)
+    fourth = await row_of(world, runner.runner_id)
+    assert fourth.expires_at == pytest.approx(last.db_now + 10.0, abs=1.0), "two leases at most"
 
 
 @pytest.mark.req("CL3")

@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from .networks import Host
 from .postgres import free_port
 from .sidelog import ENVIRONMENT as SIDE_LOG
 from .sidelog import Fault
@@ -34,7 +35,7 @@ class PodEndedError(AssertionError):
 class Pod:
     """One child process. ``faults`` collects what was done to it, for the side log's checker.
 
-    name: of the pod, also its log file. port: of its runner port on loopback.
+    name: of the pod, also its log file. port: of its runner port, at ``host``.
     """
 
     def __init__(
@@ -45,9 +46,11 @@ class Pod:
         env: Mapping[str, str],
         log_path: Path,
         port: int,
+        host: str = "127.0.0.1",
         cwd: Path = ROOT,
     ) -> None:
         self.name, self.command, self.port, self.log_path = name, list(command), port, log_path
+        self.host = host
         self.faults: list[Fault] = []
         self._read_to = 0
         with log_path.open("ab") as log:
@@ -118,7 +121,7 @@ class Pod:
         """One request to the runner port: status and text; None when nobody answers in time."""
 
         def get() -> tuple[int, str] | None:
-            url = f"http://127.0.0.1:{self.port}{path}"
+            url = f"http://{self.host}:{self.port}{path}"
             try:
                 with urllib.request.urlopen(url, timeout=timeout) as response:
                     return int(response.status), response.read().decode()
@@ -210,14 +213,23 @@ class Pods:
     def __exit__(self, *_: object) -> None:
         self.end_all()
 
-    def start(self, name: str | None = None, *, env: Mapping[str, str] | None = None) -> Pod:
-        """Start one more pod and return at once. ``env`` is for this pod alone."""
+    def start(
+        self,
+        name: str | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        on: Host | None = None,
+    ) -> Pod:
+        """Start one more pod and return at once. ``env`` is for this pod alone. ``on``: a host other than this one."""
         name = name or f"pod-{len(self.all) + 1}"
         port = free_port()
         pod = Pod(
             name,
-            self._command,
-            env=self._environment(name, port) | dict(env or {}),
+            [*(on.prefix if on is not None else ()), *self._command],
+            env=self._environment(name, port)
+            | ({} if on is None else {"PERDURE_RUNNER_HOST": on.address})
+            | dict(env or {}),
+            host="127.0.0.1" if on is None else on.address,
             log_path=self._folder / f"{name}.log",
             port=port,
         )

@@ -20,6 +20,7 @@ from perdure.storage.connect import DatabaseSettings, connect
 from perdure.storage.model import Topology
 from tests.harness.audit import AuditRow, read_history
 from tests.harness.checkers import accounted_executions, check_history, claim_chains, final_statuses
+from tests.harness.networks import Host
 from tests.harness.pods import Pod, Pods
 from tests.harness.sidelog import Execution, Fault, SideLog, check_executions
 from tests.harness.waiting import until
@@ -83,8 +84,10 @@ class World:
     async def three(self) -> list[Pod]:
         return await self.start_pods(self.url, self.url, self.url)
 
-    def start_pod(self, url: str | None = None, *, name: str | None = None) -> Pod:
-        return self.pods.start(name, env={"PERDURE_DB": url or self.url})
+    def start_pod(
+        self, url: str | None = None, *, name: str | None = None, on: Host | None = None
+    ) -> Pod:
+        return self.pods.start(name, env={"PERDURE_DB": url or self.url}, on=on)
 
     async def cluster(self) -> ClusterStatus:
         return await self.client.cluster()

@@ -21,9 +21,9 @@ on conflict (runner_id) do update
 returning runner_id
 
 -- name: renew
--- A runner that was declared dead stays dead, and a lease never gets shorter.
+-- A runner that was declared dead stays dead, and a lease never gets shorter, unless the clock was set back.
 update perdure_runners
-   set expires_at = max(expires_at, :expires_at), renew_count = renew_count + 1
+   set expires_at = min(max(expires_at, :expires_at), :latest), renew_count = renew_count + 1
  where runner_id = :runner_id and not dead
 
 -- name: live_runners
