@@ -15,7 +15,6 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import structlog
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -77,9 +76,8 @@ class Tracing:
 
     @staticmethod
     def inside(span: Span, context: contextvars.Context) -> None:
-        """Make the span the current one of a context that nobody else uses, and of the log lines there."""
+        """Make the span the current one of a context that nobody else uses."""
         context.run(otel_context.attach, trace.set_span_in_context(span, _NOWHERE))
-        context.run(structlog.contextvars.bind_contextvars, **ids(span.get_span_context()))
 
     @staticmethod
     def moved(context: contextvars.Context, first: Span | None, now: Span | None) -> None:
@@ -99,14 +97,12 @@ class Tracing:
 
     # -- steps
     def step(self, info: StepInfo) -> tuple[Span, Token]:
-        """Of one attempt, made the current span of the task that calls this, and of the log lines there."""
+        """Of one attempt, made the current span of the task that calls this. Which run it is of its parent says."""
         attributes: dict[str, str | int] = {
-            "perdure.run_id": info.run_id,
             "perdure.step_key": info.key,
             "perdure.attempt": info.attempt,
         }
         span = self._tracer.start_span(f"step {info.name}", attributes=attributes)
-        structlog.contextvars.bind_contextvars(**ids(span.get_span_context()))
         return span, otel_context.attach(trace.set_span_in_context(span))
 
     @staticmethod
@@ -151,8 +147,3 @@ def remote_context(traceparent: str | None) -> Context:
         trace_flags=TraceFlags(int(found[3], 16)),
     )
     return trace.set_span_in_context(trace.NonRecordingSpan(parent), _NOWHERE)
-
-
-def ids(span: SpanContext) -> dict[str, str]:
-    """trace_id and span_id as log lines carry them."""
-    return {"trace_id": f"{span.trace_id:032x}", "span_id": f"{span.span_id:016x}"}
