@@ -142,6 +142,8 @@ class BootFacts:
     cdc: str
     returning: bool
     cron: str
+    recording: str
+    """full or coarse: of steps, unless their workflow says otherwise."""
     hints: str
     """How other processes are told of what happened: pushed by the database, http, polling the file, off."""
     replica_id: str
@@ -180,6 +182,7 @@ def boot_facts(
         cdc=NONE_YET,
         returning=capabilities.returning,
         cron=NONE_YET,
+        recording=settings.recording,
         hints=transport_words(settings, capabilities),
         replica_id=replica_id,
         address=address,

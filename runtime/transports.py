@@ -31,7 +31,7 @@ def ways(settings: Settings, can: Capabilities) -> tuple[bool, bool]:
         return False, False
     chosen = settings.hint_transport
     over_http = can.shared and (chosen == "http" or (chosen == "auto" and not can.pushes_hints))
-    # Where it does not push, what stands in its place is a look at the file, which costs no connection.
+    # Where it does not push, a look at the file stands in its place; or others may hear though we do not.
     through_database = chosen != "http" or not can.pushes_hints
     return through_database, over_http
 
@@ -41,7 +41,9 @@ def transport_words(settings: Settings, can: Capabilities) -> str:
     if not can.shared:
         return "this process alone"
     through_database, over_http = ways(settings, can)
-    database = "pushed by the database" if can.pushes_hints else "polling the file"
+    database = "pushed by the database"
+    if not can.pushes_hints:
+        database = "sent through the database" if can.multi_host else "polling the file"
     said = ["http"] * over_http + [database] * through_database
     return " and ".join(said) or "off"
 

@@ -19,7 +19,7 @@ def capabilities_of(session: Session | None) -> Capabilities:
         server_version=session.server_version if session is not None else "",
         shared=True,
         multi_host=True,
-        pushes_hints=True,
+        pushes_hints=session is None or not session.rotated,
         returning=True,
         session_locks=True,
     )

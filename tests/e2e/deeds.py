@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from perdure import Client, Settings
 from perdure.testing import running
@@ -207,3 +208,30 @@ async def shop_is_importable(page: Page) -> None:
     module = type(page.module)("shop")
     exec(compile(text, "shop.py", "exec"), vars(module))
     page.lend(module)
+
+
+# ---- docs/observability.md --------------------------------------------------------------------
+
+
+async def one_trace(page: Page) -> None:
+    """The spans that both processes wrote hang together as the page draws them."""
+
+    def spans() -> dict[str, Any]:
+        lines = (page.folder / "spans.jsonl").read_text().splitlines()
+        return {span["name"]: span for span in map(json.loads, lines)}
+
+    await until(lambda: "run traced.parcel" in spans(), what="the run's span", deadline=LONG)
+    found = spans()
+    above = {"scales": "step weigh", "step weigh": "run traced.parcel"}
+    above |= {"step ship": "run traced.parcel", "run traced.parcel": "start traced.parcel"}
+    above |= {"start traced.parcel": "POST /orders"}
+    for name, parent in above.items():
+        assert found[name]["parent_id"] == found[parent]["context"]["span_id"], name
+        assert found[name]["context"]["trace_id"] == found["POST /orders"]["context"]["trace_id"]
+
+
+async def log_line(page: Page) -> None:
+    """What was printed: the line that the page shows."""
+    log = (page.folder / "one-1.log").read_text()
+    page.printed = next(line for line in log.splitlines() if '"wrapping"' in line)
+    assert isinstance(json.loads(page.printed), dict)

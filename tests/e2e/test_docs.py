@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import logging
 import re
@@ -24,9 +25,15 @@ from tests.requirements_report import load, unknown_ids
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
 PAGES = [README, *sorted(DOCS.glob("*.md"))]
-EXECUTED_PAGES = (README, DOCS / "workflows.md", DOCS / "operations.md")
+EXECUTED_PAGES = (
+    README,
+    DOCS / "workflows.md",
+    DOCS / "operations.md",
+    DOCS / "observability.md",
+)
 SETTINGS_HEAD = "| key | default | allowed | meaning |"
 MIB, KIB = 1024 * 1024, 1024
+LEVELS = ("debug", "info", "warning", "error", "exception")
 
 slow_machine = pytest.mark.timeout(300)
 """A page starts a dozen processes: the usual limit is for an idle machine."""
@@ -108,6 +115,13 @@ def test_workflows(pages: Mapping[str, Future[Page]]) -> None:
 @pytest.mark.req("OP3", "CL8", "CL12", "DB1")
 def test_operations(pages: Mapping[str, Future[Page]]) -> None:
     page = pages["test_operations"].result()
+    assert page.executed == number_of_examples(page.path)
+
+
+@slow_machine
+@pytest.mark.req("DB7", "CL8", "WF15")
+def test_observability(pages: Mapping[str, Future[Page]]) -> None:
+    page = pages["test_observability"].result()
     assert page.executed == number_of_examples(page.path)
 
 
@@ -195,16 +209,45 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def test_named_log_events_exist() -> None:
-    sources = "".join(
-        path.read_text()
-        for floor in ("runtime", "sharding")
-        for path in (ROOT / floor).rglob("*.py")
-    )
-    section = (DOCS / "operations.md").read_text().split("What to watch for:")[1].split("\n\n")[1]
-    events = re.findall(r"`([^`]+)`", section)
-    assert len(events) == 8
-    assert [event for event in events if f'"{event}' not in sources] == []
+def test_log_events_have_one_form_and_are_all_listed() -> None:
+    said = {
+        event
+        for floor in ("cron", "cdc", "runtime", "sharding", "storage")
+        for event in events_of(ROOT / floor)
+    }
+    assert len(said) > 40
+    assert [
+        event for event in said if not re.fullmatch(r"[a-z]+(\.[a-z]+(-[a-z]+)*)+", event)
+    ] == []
+    listed = re.findall(r"`([a-z.-]+)`", table_of("observability.md", "| event | level |"))
+    assert sorted(listed) == sorted(said)
+    watched = re.findall(r"`([a-z.-]+)`", table_of("operations.md", "| event | meaning |"))
+    assert len(watched) > 5
+    assert set(watched) <= said
+
+
+def table_of(page: str, head: str) -> str:
+    """The first cells of a table's rows."""
+    rows = (DOCS / page).read_text().split(head)[1].split("\n\n")[0].splitlines()[2:]
+    return "\n".join(row.split("|")[1] for row in rows)
+
+
+def events_of(folder: Path) -> Iterator[str]:
+    """The names given to `log.info` and its kin. A body's own loop writes sentences, for whoever wrote the body."""
+    for path in folder.rglob("*.py"):
+        if path.parent.name == "body":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (
+                isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args
+            ):
+                continue
+            logger = node.func.value
+            if node.func.attr in LEVELS and isinstance(logger, ast.Name) and logger.id == "log":
+                name = node.args[0]
+                for each in (name.body, name.orelse) if isinstance(name, ast.IfExp) else (name,):
+                    assert isinstance(each, ast.Constant), f"{path}:{node.lineno}"
+                    yield str(each.value)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from perdure import Client
+from tests.harness.pgbouncer import MISSING, PgBouncer
 from tests.harness.pods import Pods
+from tests.harness.postgres import PrivatePostgres
 from tests.harness.sidelog import SideLog
 from tests.harness.waiting import until
 from tests.integration.apps.ears import Listening, ear
@@ -24,14 +26,29 @@ NEVER = "3600"
 async def test_starts_and_signals_reach_pods_that_nothing_else_would_tell(
     migrated_postgres_url: str, tmp_path: Path
 ) -> None:
-    url, side = migrated_postgres_url, SideLog(tmp_path / "side.log")
-    env = {"PERDURE_HINT_TRANSPORT": "http", "PERDURE_SCAN": NEVER, "PERDURE_PARK_AFTER": "0"}
+    await tell(migrated_postgres_url, tmp_path, "http")
+
+
+@pytest.mark.slow
+@pytest.mark.req("SL2", "CL2")
+@pytest.mark.skipif(not PgBouncer.installed(), reason=MISSING)
+async def test_behind_a_pooler_that_rotates_sessions_hints_find_their_way_by_themselves(
+    postgres: PrivatePostgres, migrated_postgres_url: str, tmp_path: Path
+) -> None:
+    with PgBouncer(postgres, mode="transaction", pool=40) as pooler:
+        await tell(pooler.url(migrated_postgres_url.rpartition("/")[2]), tmp_path, "auto")
+
+
+async def tell(url: str, tmp_path: Path, transport: str) -> None:
+    """Nobody scans: what the pods do not hear of they never do."""
+    side = SideLog(tmp_path / "side.log")
+    env = {"PERDURE_HINT_TRANSPORT": transport, "PERDURE_SCAN": NEVER, "PERDURE_PARK_AFTER": "0"}
     with Pods(
         "tests.integration.apps.ears:app", url, tmp_path, env=env, side_log=side.path
     ) as pods:
         first, second = await pods.ready(), await pods.ready()
         assert "http" in (await first.wait_log("runner.ready.*hints=.?http")).group()
-        async with client_on(url, [ear], hint_transport="http", scan=3600) as client:
+        async with client_on(url, [ear], hint_transport=transport, scan=3600) as client:
             await until(lambda: even(client), what="both pods have shards", deadline=20)
             runs = [f"ear-{n}" for n in range(8)]
             for run_id in runs:
