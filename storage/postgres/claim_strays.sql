@@ -7,13 +7,13 @@
 with found as materialized (  -- read only as far as `picked` asks
   select l.run_id, l.slot, l.claim_id, false as suspect
     from (select f.run_id, f.slot, f.claim_id from perdure_fences f
-           where $7::boolean and f.slot between 0 and 65535 and f.status = 'running' and f.runner_id = $1
+           where $7::boolean and f.slot >= 0 and f.status = 'running' and f.runner_id = $1
              and f.claim_id <> all($3::bigint[]) and f.workflow = any($2::text[])
            limit cardinality($4::bigint[]) + 1) l
   union all
   select s.*
     from unnest($2::text[]) as k(workflow)
-   cross join (values ($6::int, 65535), (0, $6::int - 1)) as part(lo, hi)
+   cross join (values ($6::int, 2147483647), (0, $6::int - 1)) as part(lo, hi)
    cross join lateral (
      select w.run_id, w.slot, f.claim_id, f.reclaim_count > 0 as suspect
        from perdure_wakes w
@@ -35,9 +35,11 @@ with found as materialized (  -- read only as far as `picked` asks
 ), fl as materialized (  -- the predicate again, on the newest version: another lender may have come first
   select c.run_id, f.status, f.runner_id, f.revision, s.epoch
     from (select * from chosen where turn <= cardinality($4::bigint[]) order by run_id) c
-   cross join lateral (
-     select s.epoch from perdure_shards s
-      where s.shard_id = ((c.slot + 1)::bigint * (select max(x.shard_id) + 1 from perdure_shards x) - 1) / 65536 offset 0) s
+   cross join lateral (  -- found by arithmetic, and by looking should the shards ever be cut in another way
+     select coalesce((select s.epoch from perdure_shards s
+                       where s.shard_id = ((c.slot + 1)::bigint * (select max(x.shard_id) + 1 from perdure_shards x) - 1) / 65536
+                         and c.slot between s.slot_lo and s.slot_hi),
+                     (select s.epoch from perdure_shards s where c.slot between s.slot_lo and s.slot_hi limit 1)) as epoch offset 0) s
    cross join lateral (
      select f.status, f.runner_id, f.revision from perdure_fences f
       where f.run_id = c.run_id and f.workflow = any($2::text[]) and f.epoch <= s.epoch

@@ -24,6 +24,7 @@ from perdure.storage.model import (
     Park,
     SendStatus,
     ShardHold,
+    StrayRequest,
     Verdict,
 )
 from perdure.storage.postgres import columns, queries
@@ -43,6 +44,10 @@ AT_GATE = "select wait_event = 'PgSleep' from pg_stat_activity where pid = $1"
 ALIVE = "exists (select 1 from perdure_runners r where r.runner_id = $1 and not r.dead)"
 GATES: Mapping[str, tuple[str, str]] = {
     "claim": (f"   where {ALIVE}\n   order", f"   where {ALIVE} and test_gate($1::bigint::text)\n   order"),
+    "claim_strays": (
+        f"where {ALIVE}\n           limit",
+        f"where {ALIVE} and test_gate($1::bigint::text)\n           limit",
+    ),
     "commit": (f"   where {ALIVE}\n), fl", f"   where {ALIVE} and test_gate($2::bigint::text)\n), fl"),
     "due_in_memory": (
         "where run_id = m.run_id offset 0) w\n), idle",
@@ -51,7 +56,14 @@ GATES: Mapping[str, tuple[str, str]] = {
     "take_shards": (f"     and {ALIVE}", f"     and {ALIVE} and test_gate($1::bigint::text)"),
     "cancel_unentered": ("where run_id = $1 and claim_id", "where test_gate($1) and run_id = $1 and claim_id"),
 }  # fmt: skip
-GATE_KEYS = {"claim": 0, "commit": 1, "due_in_memory": 0, "take_shards": 0, "cancel_unentered": 0}
+GATE_KEYS = {
+    "claim": 0,
+    "claim_strays": 0,
+    "commit": 1,
+    "due_in_memory": 0,
+    "take_shards": 0,
+    "cancel_unentered": 0,
+}
 GATE_SCRIPT = (
     "create table test_gates (key text primary key)",
     """create function test_gate(wanted text) returns boolean language plpgsql volatile as $$
@@ -151,7 +163,11 @@ class StoreActor:
         asking.answer = await self.runs.release_hold(asking.run_id, batch_id=asking.batch_id)
 
     async def claim(self, claiming: Claiming) -> None:
-        claims = await self.runs.claim_runs(claiming.request)
+        request = claiming.request
+        if isinstance(request, StrayRequest):
+            claims = await self.runs.claim_strays(request)
+        else:
+            claims = await self.runs.claim_runs(request)
         claiming.run = claims.runs[0] if claims.runs else None
 
     async def journal(self, run_id: str) -> Sequence[Entry]:
@@ -332,7 +348,10 @@ class PostgresActor:
     async def claim(self, claiming: Claiming) -> None:
         request = claiming.request
         ids = [fresh_id() for _ in range(request.limit)]
-        rows = await self._fetch("claim", *columns.claim_columns(request, ids))
+        if isinstance(request, StrayRequest):
+            rows = await self._fetch("claim_strays", *columns.stray_columns(request, ids))
+        else:
+            rows = await self._fetch("claim", *columns.claim_columns(request, ids))
         if not rows[0]["alive"]:
             raise RunnerDeclaredDead(f"runner {request.runner_id}")
         taken = [columns.claimed_run(row) for row in rows if row["run_id"] is not None]

@@ -14,7 +14,15 @@ import asyncpg
 from perdure.storage.clock import SystemClock
 from perdure.storage.connect import DatabaseSettings, connect, database_file
 from perdure.storage.errors import RunnerDeclaredDead
-from perdure.storage.model import Message, MessageKind, Reason, RunWrite, ShardHold, Verdict
+from perdure.storage.model import (
+    Message,
+    MessageKind,
+    Reason,
+    RunWrite,
+    ShardHold,
+    StrayRequest,
+    Verdict,
+)
 from perdure.storage.postgres.address import address_of
 from perdure.storage.postgres.session import open_session
 from tests.harness.audit import read_history
@@ -37,7 +45,14 @@ from tests.interleaving.actors import (
     text_of,
 )
 from tests.interleaving.notes import Attempt, Claiming, Notes, notes_of
-from tests.interleaving.scripts import Draft, claim_request, entry, new_run, park
+from tests.interleaving.scripts import (
+    ANOTHER,
+    Draft,
+    claim_request,
+    entry,
+    new_run,
+    park,
+)
 from tests.interleaving.truths import Facts, lies
 
 Preparation: TypeAlias = "Callable[[Arena, Notes], Awaitable[None]]"
@@ -49,7 +64,7 @@ SENT_AGAIN = 5
 BESIDE = 6
 """Merges run at the same time."""
 # A session of the engine that never may wait for a lock.
-RUNNERS = frozenset({"commit", "claim", "due_in_memory", "take_shards"})
+RUNNERS = frozenset({"commit", "claim", "claim_strays", "due_in_memory", "take_shards"})
 
 LOST = (
     asyncpg.InterfaceError,
@@ -181,6 +196,23 @@ class Arena:
         for run in (await self.store.runs.claim_runs(request)).runs:
             notes.held[run.run_id.removeprefix(notes.key).removeprefix(".")] = run
 
+    async def mark(self, notes: Notes, runner: int = 1) -> None:
+        """Its holder does not know the workflow."""
+        request = claim_request(notes, runner, workflows=[ANOTHER])
+        claims = await self.store.runs.claim_runs(request)
+        assert claims.strays, "the run was not marked as a stray"
+
+    async def lend(self, notes: Notes, runner: int = 2) -> None:
+        """A runner that knows the workflow has the main run."""
+        request = StrayRequest(notes.runner(runner), [notes.workflow], [], limit=10)
+        found = {run.run_id: run for run in (await self.store.runs.claim_strays(request)).runs}
+        notes.held[""] = found[notes.key]
+
+    async def move(self, notes: Notes) -> None:
+        """The shard is runner b's from now on."""
+        await self.store.release_shards(notes.a, notes.holds.pop(notes.a))
+        notes.holds[notes.b] = await self.store.take_shards(notes.b, notes.number, [])
+
     async def park(
         self, notes: Notes, *, reason: Reason = Reason.SIGNAL, wake_at: float | None = None
     ) -> None:
@@ -305,7 +337,10 @@ class Arena:
                     break
                 await self._send_again(attempt)
         for claiming in notes.claims.values():
-            if claiming.run is None and claiming.request.orphans and claiming.request.holds:
+            request = claiming.request
+            if isinstance(request, StrayRequest):
+                continue
+            if claiming.run is None and request.orphans and request.holds:
                 await self._scan_again(claiming)
 
     async def _scan_again(self, claiming: Claiming) -> None:
@@ -405,7 +440,8 @@ def _class_of(notes: Notes, facts: Mapping[str, Facts]) -> str:
     for key, words in notes.said.items():
         parts += [f"{key.strip()}: {words.replace(f'{notes.key}.', '')}"] if words else []
     record = facts[notes.key].record
-    state = record.status.value + (" due" if record.wake_at is not None else "")
+    due = " due" if record.wake_at is not None else ""
+    state = record.status.value + (" stray" if record.stray else due)
     return f"{'; '.join(sorted(parts))} → {state}"
 
 

@@ -59,3 +59,25 @@ async def family(arena: Arena, notes: Notes) -> None:
     """Runner a has the run and two children of it."""
     await arena.start(notes, "", "c1", "c2")
     await arena.claim(notes)
+
+
+async def stray(arena: Arena, notes: Notes) -> None:
+    """The run has been started, and runner a, who holds its shard, does not know its workflow."""
+    await pending(arena, notes)
+    await arena.mark(notes)
+
+
+async def stray_with_mail(arena: Arena, notes: Notes) -> None:
+    """The same, and a message has made it due again."""
+    await stray(arena, notes)
+    message = Message(notes.key, "early", MessageKind.SIGNAL)
+    await arena.store.runs.send_message(message, mailbox_limit=10)
+    notes.seen["before"] = 1
+
+
+async def lent(arena: Arena, notes: Notes) -> None:
+    """Runner a has the run, whose shard runner b holds without knowing its workflow."""
+    await pending(arena, notes)
+    await arena.move(notes)
+    await arena.mark(notes, 2)
+    await arena.lend(notes, 1)

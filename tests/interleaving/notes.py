@@ -17,6 +17,7 @@ from perdure.storage.model import (
     SendStatus,
     ShardHold,
     StartOutcome,
+    StrayRequest,
     Verdict,
 )
 from perdure.storage.verdicts import FenceSeen
@@ -81,7 +82,7 @@ class Asking:
 class Claiming:
     """A claim and what the new holder then read of the run's journal. later: not at the first scan."""
 
-    request: ClaimRequest
+    request: ClaimRequest | StrayRequest
     later: bool = False
     run: ClaimedRun | None = None
     journal: Sequence[Entry] | None = None
@@ -120,6 +121,11 @@ class Notes:
     @property
     def c(self) -> int:
         return self.runner(3)
+
+    @property
+    def workflow(self) -> str:
+        """Of its runs alone, so that a lender of one merge takes nothing of another."""
+        return f"tests.flow-{self.number}"
 
     def runner(self, place: int) -> int:
         return self.number * 10 + place

@@ -29,6 +29,7 @@ from perdure.storage.model import (
     RunStatus,
     RunWrite,
     ShardHold,
+    StrayRequest,
     Verdict,
 )
 from tests.harness.interleave import Case, Operation, Script
@@ -47,7 +48,8 @@ from tests.interleaving.notes import (
 Mode: TypeAlias = Literal["transaction", "fused", "gated", "plain"]
 Work: TypeAlias = Callable[[Any, Notes], Awaitable[object]]
 
-WORKFLOW = "tests.flow"
+ANOTHER = "tests.another"
+"""A workflow that none of the runs has."""
 MOMENT = 1_700_000_000.0
 """An instant in the past, for what is due."""
 LATER = 4_000_000_000.0
@@ -413,7 +415,7 @@ def new_run(notes: Notes, name: str = "", **changes: Any) -> NewRun:
     plain = NewRun(
         run_id=notes.run_id(name),
         slot=notes.number << 8,
-        workflow=WORKFLOW,
+        workflow=notes.workflow,
         start_token=fresh_id(),
         payload="{}",
         seed=7,
@@ -467,18 +469,44 @@ def birthing(key: str, *, same_call_as: str | None = None, lost: bool = False) -
 def claim_request(notes: Notes, runner: int, **changes: Any) -> ClaimRequest:
     me = notes.runner(runner)
     plain = ClaimRequest(
-        me, notes.holds.get(me, []), [WORKFLOW], [], limit=1, per_shard=5, ahead=SLACK
+        me, notes.holds.get(me, []), [notes.workflow], [], limit=1, per_shard=5, ahead=SLACK
     )
     return replace(plain, **changes)
 
 
 def claiming(
-    key: str = "claim", *, runner: int = 1, orphans: bool = False, load: bool = False
+    key: str = "claim",
+    *,
+    runner: int = 1,
+    orphans: bool = False,
+    load: bool = False,
+    knows: str | None = None,
 ) -> Draft:
-    """load: and read the journal of what was claimed."""
+    """load: and read the journal of what was claimed. knows: the only workflow, default that of the run."""
 
     async def do(actor: Actor, notes: Notes) -> None:
-        request = claim_request(notes, runner, orphans=orphans)
+        request = claim_request(notes, runner, orphans=orphans, workflows=[knows or notes.workflow])
+        await actor.claim(notes.claims.setdefault(key, Claiming(request)))
+
+    async def read(actor: Actor, notes: Notes) -> None:
+        found = notes.claims[key]
+        if found.run is not None:
+            found.journal = await actor.journal(found.run.run_id)
+
+    loading = [Part(f"{key}, load", read, mode="plain")] if load else []
+    return Draft(key, [Part(key, do), *loading])
+
+
+def marking(key: str = "holder", *, runner: int = 1, orphans: bool = False) -> Draft:
+    """The holder of the shard does not know the workflow: its claim marks the run as a stray."""
+    return claiming(key, runner=runner, orphans=orphans, knows=ANOTHER)
+
+
+def lending(key: str = "lender", *, runner: int = 2, load: bool = False) -> Draft:
+    """A runner takes strays of workflows that it knows, in whatever shard."""
+
+    async def do(actor: Actor, notes: Notes) -> None:
+        request = StrayRequest(notes.runner(runner), [notes.workflow], [], limit=1)
         await actor.claim(notes.claims.setdefault(key, Claiming(request)))
 
     async def read(actor: Actor, notes: Notes) -> None:

@@ -191,6 +191,10 @@ def _of_run(notes: Notes, found: Facts) -> Iterator[str]:
         if record.unread:
             yield f"{record.run_id} has ended and {record.unread} messages are left behind"
         return
+    if record.wake_at is not None and not record.stray and record.status is not RunStatus.RUNNING:
+        wait = record.wake_at - found.db_now
+        if 10 < wait < 10_000:
+            yield f"{record.run_id} is put off for {wait:.0f} s, and is no stray"
     assert found.mailbox is not None
     stored = {s.message.message_id for s in notes.sendings.values()
               if s.message.run_id == record.run_id and s.status is SendStatus.DELIVERED}  # fmt: skip
@@ -212,7 +216,7 @@ def _of_run(notes: Notes, found: Facts) -> Iterator[str]:
     if order != sorted(set(order)):
         yield f"messages have the numbers {order}"
     if record.status is RunStatus.SUSPENDED and record.hold is None and found.unread:
-        if record.wake_at is None or record.wake_at > found.db_now:
+        if not record.stray and (record.wake_at is None or record.wake_at > found.db_now):
             yield f"it sleeps until {record.wake_at} over {found.unread}"
         if len(children) > told:
             yield "a child that has not ended reported"

@@ -48,7 +48,11 @@ select w.run_id, 0, s.epoch, f.status, f.runner_id, 1, f.reclaim_count > 0 as su
   from json_each(:workflows) k
  cross join perdure_wakes w on w.stray = k.value
   join perdure_fences f on f.run_id = w.run_id and f.revision = w.stray_revision and f.workflow = k.value
-  join perdure_shards s on s.shard_id = ((w.slot + 1) * (select max(x.shard_id) + 1 from perdure_shards x) - 1) / 65536
+  join perdure_shards s on s.shard_id = coalesce(
+         (select x.shard_id from perdure_shards x
+           where x.shard_id = ((w.slot + 1) * (select max(y.shard_id) + 1 from perdure_shards y) - 1) / 65536
+             and w.slot between x.slot_lo and x.slot_hi),
+         (select x.shard_id from perdure_shards x where w.slot between x.slot_lo and x.slot_hi limit 1))
        and f.epoch <= s.epoch
  where w.hold is null and (f.reclaim_count = 0 or :suspects > 0)
    and (f.status in ('pending', 'suspended')
@@ -61,7 +65,11 @@ select w.run_id, 0, s.epoch, f.status, f.runner_id, 1, f.reclaim_count > 0 as su
 select f.run_id, 0, s.epoch, f.status, f.runner_id, 1, 0
   from perdure_fences f
   join perdure_wakes w on w.run_id = f.run_id
-  join perdure_shards s on s.shard_id = ((f.slot + 1) * (select max(x.shard_id) + 1 from perdure_shards x) - 1) / 65536
+  join perdure_shards s on s.shard_id = coalesce(
+         (select x.shard_id from perdure_shards x
+           where x.shard_id = ((f.slot + 1) * (select max(y.shard_id) + 1 from perdure_shards y) - 1) / 65536
+             and f.slot between x.slot_lo and x.slot_hi),
+         (select x.shard_id from perdure_shards x where f.slot between x.slot_lo and x.slot_hi limit 1))
        and f.epoch <= s.epoch
  where f.status = 'running' and f.runner_id = :runner_id and w.hold is null
    and f.claim_id not in (select value from json_each(:in_memory))
