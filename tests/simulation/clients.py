@@ -128,6 +128,8 @@ class Visitor:
             plans = world.random(f"plan {run_id}")
             plan, workflow = draw_plan(plans), "rare" if plans.random() < 0.2 else "play"
             at = chance.uniform(0.0, figures.span * 0.6)
+            if figures.bursts:
+                at = 2.0 + number % figures.bursts * 4.0 + chance.uniform(0.0, 0.01)
             world.later(at, self._go_start, run_id, workflow, plan)
 
     def _go_start(self, run_id: str, workflow: str, plan: dict[str, Any]) -> None:

@@ -116,10 +116,6 @@ PLANTS = {
         "a commit does not compare the claim",
         (statement("commit.fence", ("f.claim_id = b.claim_id and ", "")),),
     ),
-    "revision": Plant(
-        "a commit does not compare the revision",
-        (statement("commit.fence", (" and f.revision = b.revision", "")),),
-    ),
     "shard": Plant(
         "a claim does not ask whether the shard is still the claimer's",
         (statement("claim.shards", (" and s.epoch = h.epoch and s.runner_id = :runner_id", "")),),

@@ -213,8 +213,13 @@ WORKFLOWS: dict[str, WorkflowDefinition[Any, Any]] = {"play": play, "rare": rare
 def draw_plan(chance: Random) -> dict[str, Any]:
     """A plan of a few operations. It always ends by itself, unless a signal it waits for never comes."""
     ops = [_draw_op(chance, 0) for _ in range(chance.choice((1, 1, 2, 3, 4, 6)))]
+    if chance.random() < 0.05:
+        ops = [["work", 0.0]]  # many of them at once share a batch, and one of those is refused
+        ops += [["poison"]] if chance.random() < 0.7 else []
     lot = chance.random()
-    if lot < 0.05:
+    if ops[-1] == ["poison"]:
+        pass
+    elif lot < 0.05:
         ops.append(["fail"])
     elif lot < 0.09:
         ops.append(["killing", chance.choice((1, 1, 2, FOR_EVER))])

@@ -39,6 +39,8 @@ class Figures:
     slots: int
     shards: int
     lease: float
+    bursts: int
+    """Starts come in so many bursts; 0: each at a moment of its own."""
     span: float
     """Virtual seconds of faults and work."""
     events: int
@@ -51,18 +53,20 @@ class Figures:
     @classmethod
     def draw(cls, chance: Random) -> Figures:
         pods = chance.choice((2, 2, 3, 3, 4))
+        bursts = chance.choice((0, 0, 0, 1, 2))
         return cls(
             pods=pods,
             partial=chance.choice((0, 0, 1)) if pods > 2 else 0,
             clients=2,
-            runs=chance.choice((8, 12, 20)),
+            runs=24 if bursts else chance.choice((8, 12, 20)),
             slots=chance.choice((2, 5, 50)),
             shards=chance.choice((4, 8)),
+            bursts=bursts,
             lease=chance.choice((3.0, 5.0)),
             span=chance.choice((12.0, 20.0)),
             events=chance.choice((0, 2, 4, 6)),
             noise=chance.choice((0.0, 0.02, 0.06)),
-            latency=chance.choice((0.004, 0.02, 0.1, 0.25)),
+            latency=chance.choice((0.1, 0.25) if bursts else (0.004, 0.02, 0.1, 0.25)),
         )
 
 
