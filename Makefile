@@ -6,13 +6,14 @@ PYTEST_ARGS ?=
 PY := $(VENV)/bin/python
 export VENV
 
-.PHONY: help setup demo test test-all pytest pytest-all bench requirements lint format clean
+.PHONY: help setup demo test test-all pytest pytest-all soak bench requirements lint format clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo [DB=postgres]   three pods, one killed half-way, all orders done'
 	@echo 'make test                 lint and the default tier (PYTEST_ARGS="-k name" narrows it)'
 	@echo 'make test-all             lint and both tiers'
+	@echo 'make soak                 10,000 simulated worlds'
 	@echo 'make bench                speed, as JSON lines'
 	@echo 'make requirements         released requirement rows without a test'
 	@echo 'make lint | format        check | rewrite the style; lint also checks types and floors'
@@ -34,6 +35,9 @@ pytest: setup
 
 pytest-all: setup
 	@.ci/tests all $(PYTEST_ARGS)
+
+soak: setup
+	@SIMULATED_SEEDS=10000 $(PY) -m pytest -m "slow or not slow" tests/simulation/test_simulation.py -k many_seeds $(PYTEST_ARGS)
 
 bench: setup
 	@$(PY) -m benchmarks
