@@ -122,6 +122,7 @@ async def traffic(fleet: Fleet, *, rounds: int) -> None:
     assert set(counted.values()) == {1}
 
 
+@pytest.mark.slow
 async def test_a_lent_run_gets_its_mail_and_goes_on_when_its_borrower_is_killed_or_leaves(
     audited_postgres_url: str, tmp_path: Path
 ) -> None:

@@ -30,6 +30,7 @@ from perdure.storage.model import (
     RunStatus,
     RunWrite,
     ShardHold,
+    StrayRequest,
 )
 from perdure.storage.postgres import columns, queries
 from perdure.storage.postgres.address import address_of
@@ -78,6 +79,12 @@ insert into perdure_runs (run_id, slot, workflow, seed, start_token, payload)
 insert into perdure_fences (run_id, slot, workflow, status, revision, claim_id, runner_id, epoch)
   select 'r' || n, n, 'w', 'running', 1, n, 7, 1 from generate_series(1, 200) as n;
 insert into perdure_wakes (run_id, slot) select 'r' || n, n from generate_series(1, 200) as n;
+insert into perdure_runs (run_id, slot, workflow, seed, start_token, payload)
+  select 's' || n, n * 7919 % 65536, 'w', 1, 1, '{}' from generate_series(1, 300) as n;
+insert into perdure_fences (run_id, slot, workflow)
+  select 's' || n, n * 7919 % 65536, 'w' from generate_series(1, 300) as n;
+insert into perdure_wakes (run_id, slot, wake_at, stray, stray_revision, stray_since)
+  select 's' || n, n * 7919 % 65536, now() + interval '1 h', 'w', 0, now() from generate_series(1, 300) as n;
 insert into perdure_runs (run_id, slot, workflow, seed, start_token, payload) values ('due', 65535, 'w', 1, 1, '{}');
 insert into perdure_fences (run_id, slot, workflow) values ('due', 65535, 'w');
 insert into perdure_wakes (run_id, slot, wake_at) values ('due', 65535, now());
@@ -201,6 +208,11 @@ def claim(holds: list[ShardHold], *, orphans: bool) -> list[object]:
     return columns.claim_columns(request, range(1000, 1050))
 
 
+def claim_strays(*, lost: bool) -> list[object]:
+    request = StrayRequest(ME, ["w"], list(range(1, 201)), limit=50, from_slot=30_000, lost=lost)
+    return columns.stray_columns(request, range(1000, 1050))
+
+
 def commit(outcome: Park | Finish | None) -> list[object]:
     entry = Entry(1, EntryKind.STEP, "k", 1.0, output="1")
     writes = [
@@ -222,6 +234,8 @@ LOOPING: dict[str, tuple[str, list[object], str, int]] = {
     "claim by hint": (queries.CLAIM, claim([ShardHold(255, 1)], orphans=False), DUE, 250),
     "claim": (queries.CLAIM, claim(ALL_SHARDS, orphans=False), DUE, 3_000),
     "claim with orphans": (queries.CLAIM, claim(ALL_SHARDS, orphans=True), RUNNING_INDEX, 5_000),
+    "claim of strays": (queries.CLAIM_STRAYS, claim_strays(lost=False), "perdure_wakes_stray", 3_000),
+    "claim of lost ones": (queries.CLAIM_STRAYS, claim_strays(lost=True), RUNNING_INDEX, 4_000),
     "upcoming": (queries.UPCOMING, [ME, list(range(256)), [1] * 256, 1.0, 100], DUE, 3_000),
     "due in memory": (queries.DUE_IN_MEMORY, [RUNNING, [0] * 200], "perdure_wakes_pkey", 3_000),
     "mailbox": (queries.MAILBOX, [PARKED], "perdure_messages_open", 3_000),

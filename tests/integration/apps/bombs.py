@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+import time
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -69,4 +71,27 @@ async def worker(ctx: Context, plan: Work) -> int:
     return steps
 
 
-app = App("bombs", workflows=[bomb, worker])
+class Stall(BaseModel):
+    """letters: of a text on which a regular expression backtracks, twice as long for each more; it keeps the GIL.
+    sleep: seconds for which the event loop is blocked in Python instead."""
+
+    letters: int = 0
+    sleep: float = 0.0
+
+
+@step
+async def stall(plan: Stall) -> str:
+    me = current_step()
+    with _side_log().execution(me.run_id, me.key, attempt=me.attempt):
+        if plan.letters:
+            re.match(r"(a+)+$", "a" * plan.letters + "b")
+        time.sleep(plan.sleep)
+        return "done"
+
+
+@workflow(name="staller")
+async def staller(ctx: Context, plan: Stall) -> str:
+    return await ctx.step(stall, plan)
+
+
+app = App("bombs", workflows=[bomb, worker, staller])
