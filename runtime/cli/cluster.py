@@ -154,10 +154,10 @@ def status(
 
 
 def watch_cluster(settings: Settings, process: str | None, every: float, *, as_json: bool) -> None:
-    """Until Ctrl-C, which is how it ends well."""
+    """Until Ctrl-C, or until nobody reads it any more: that is how it ends well."""
     from perdure.runtime.cli.watching import Watch  # it needs this module
 
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         asyncio.run(Watch(settings, process).run(every, as_json=as_json))
 
 

@@ -120,7 +120,7 @@ async def stands(page: Page, text: str) -> None:
 
 
 async def run_waits(page: Page) -> None:
-    await stands(page, "waits for a signal")
+    await stands(page, "waits for signal")
 
 
 async def run_is_held(page: Page) -> None:
