@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 import structlog
 
+from perdure.runtime.authoring.current import where_now
 from perdure.runtime.settings import Settings
 from perdure.runtime.settings_rules import hide_credentials
 from perdure.runtime.transports import transport_words
@@ -43,6 +44,7 @@ def configure_logs(
     out = stream or sys.stderr
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
+        add_place,
         add_trace,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
@@ -91,6 +93,16 @@ def _rendering(format: str, *, colours: bool) -> list[structlog.typing.Processor
     # A traceback becomes text first, so that it is searched for passwords like everything else; local variables,
     # which may be anybody's data, are never part of it.
     return [structlog.processors.format_exc_info, redact_event, last]
+
+
+def add_place(
+    logger: Any, method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """A structlog processor: run_id, workflow, step and attempt of the body or step the line was written in."""
+    # Read here and not bound to each step beforehand: most steps log nothing.
+    for name, value in where_now().items():
+        event.setdefault(name, value)
+    return event
 
 
 def add_trace(

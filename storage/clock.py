@@ -7,9 +7,12 @@ a local clock may only make a runner wait longer or stop earlier.
 
 from __future__ import annotations
 
+import os
 import random
-import secrets
+import struct
 import time
+import weakref
+from collections.abc import Iterator
 from typing import Protocol
 
 
@@ -52,10 +55,22 @@ class Randomness(Protocol):
 
 
 class SystemRandomness:
-    """The operating system's randomness."""
+    """The operating system's randomness, fetched a few kilobytes at a time: a call of the system takes longer than all
+    the rest of making an id. A forked process begins with nothing of its parent's."""
+
+    def __init__(self) -> None:
+        self._forget()
+        _drawers.add(self)
+
+    def _forget(self) -> None:
+        self._numbers: Iterator[tuple[int]] = iter(())
 
     def bits63(self) -> int:
-        return secrets.randbits(63) or 1
+        for (number,) in self._numbers:
+            if number >> 1:
+                return number >> 1
+        self._numbers = struct.iter_unpack("=Q", os.urandom(4096))
+        return self.bits63()
 
     def fraction(self) -> float:
         return random.random()
@@ -72,6 +87,18 @@ class SeededRandomness:
 
     def fraction(self) -> float:
         return self._random.random()
+
+
+_drawers: weakref.WeakSet[SystemRandomness] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for drawer in _drawers:
+        drawer._forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
 
 
 def to_instant(seconds: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import dataclass
 
 from perdure.runtime.authoring.errors import OutsideStepError
@@ -27,6 +27,7 @@ class StepInfo:
 
 
 _current: ContextVar[StepInfo] = ContextVar("perdure_current_step")
+_run: ContextVar[tuple[str, str]] = ContextVar("perdure_current_run")
 
 
 def current_step() -> StepInfo:
@@ -45,11 +46,37 @@ def step_or_none() -> StepInfo | None:
     return _current.get(None)
 
 
+def enter_step(info: StepInfo) -> Token[StepInfo]:
+    """Make ``info`` the current step of this context, until `leave_step`."""
+    return _current.set(info)
+
+
+def leave_step(token: Token[StepInfo]) -> None:
+    _current.reset(token)
+
+
 @contextmanager
 def entering_step(info: StepInfo) -> Iterator[StepInfo]:
     """Make ``info`` the current step of this context."""
-    token = _current.set(info)
+    token = enter_step(info)
     try:
         yield info
     finally:
-        _current.reset(token)
+        leave_step(token)
+
+
+def enter_run(run_id: str, workflow: str) -> None:
+    """What is done in this context from here on, and in copies of it, belongs to that run."""
+    _run.set((run_id, workflow))
+
+
+def where_now() -> dict[str, str | int]:
+    """The facts that log lines of this context carry: run_id, workflow, step, attempt."""
+    facts: dict[str, str | int] = {}
+    run = _run.get(None)
+    if run is not None:
+        facts["run_id"], facts["workflow"] = run
+    step = _current.get(None)
+    if step is not None:
+        facts["step"], facts["attempt"] = step.name, step.attempt
+    return facts

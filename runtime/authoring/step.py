@@ -264,7 +264,7 @@ _UNCHANGING = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepTarget:
     """What a step call carries to the engine's executor."""
 

@@ -437,6 +437,8 @@ class Activation:
     def _fitting(self) -> int:
         """How many of the waiting entries the next write takes, one at least. Many large ones in one statement would
         outlast its deadline at every try, and keep the runs behind them waiting."""
+        if len(self._entries) < 2:  # nearly always
+            return len(self._entries)
         room = PART_BYTES
         for count, entry in enumerate(self._entries):
             room -= entry_bytes(entry)
@@ -517,7 +519,9 @@ class Activation:
 
     def _send(self, outcome: Park | Finish | None, count: int | None = None) -> None:
         """Send what has gathered; ``count``: only so many of the entries, the rest follows."""
-        entries, consumed, rest, later = self._entries, self._consumed, list[Entry](), list[Any]()
+        entries, consumed = self._entries, self._consumed
+        rest: list[Entry] = []
+        later: list[tuple[str, int]] = []
         if count is not None:
             entries, rest = entries[:count], entries[count:]
             later = [pair for pair in consumed if pair[1] >= rest[0].seq]

@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
-from structlog.contextvars import bind_contextvars
 
 from perdure.runtime.authoring.context import Context, RunFacts
+from perdure.runtime.authoring.current import enter_run
 from perdure.runtime.authoring.errors import WorkflowCrashLooped
 from perdure.runtime.authoring.registry import Registry
 from perdure.runtime.body import Body
@@ -57,6 +58,7 @@ from perdure.storage.model import (
 )
 
 log = structlog.get_logger("perdure.engine")
+_stdlib = logging.getLogger("perdure.engine")
 
 PARKING = 1.0
 """Seconds a shard being given up waits for its idle runs to be parked; who is still here then counts as pinned."""
@@ -409,7 +411,7 @@ class Engine:
             return
         # A body keeps a copy of the context it is begun in: its log lines and steps know their run from there.
         context = contextvars.copy_context()
-        context.run(bind_contextvars, run_id=run.run_id, workflow=run.workflow)
+        context.run(enter_run, run.run_id, run.workflow)
         shard = shard_of(run.slot, self._config.shard_count)
         activation.span = self._telemetry.entered(run, shard, len(journal), context)
         activation.first_span = activation.span
@@ -557,5 +559,5 @@ def _log_end(run: ClaimedRun, finish: Finish) -> None:
     facts = {"run_id": run.run_id, "workflow": run.workflow}
     if finish.status is RunStatus.FAILED:
         log.warning("run.failed", **facts, error=failure_summary(finish.error))
-    else:
+    elif _stdlib.isEnabledFor(logging.DEBUG):  # structlog takes a while to find out by itself
         log.debug("run.ended", **facts, status=finish.status.value)

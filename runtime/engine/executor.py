@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import structlog
-from structlog.contextvars import bind_contextvars
 
-from perdure.runtime.authoring.current import StepInfo, entering_step
+from perdure.runtime.authoring.current import StepInfo, enter_step, leave_step
 from perdure.runtime.authoring.errors import StepTimeoutError
 from perdure.runtime.authoring.failures import encode_failure
 from perdure.runtime.authoring.retry import next_delay
@@ -119,8 +118,6 @@ class StepExecutor:
         self, run: Activation, step: RunningStep, target: StepTarget, began_at: float | None
     ) -> None:
         definition, info = target.definition, step.info
-        # This task's context is the step's own: what is bound here stays with its log lines, in threads too.
-        bind_contextvars(step=info.name, attempt=info.attempt)
         await self._may_start()
         started_at = self._now()
         began_at = started_at if began_at is None else began_at
@@ -146,7 +143,6 @@ class StepExecutor:
             if not await _rested(step, delay):
                 return
             info.attempt += 1
-            bind_contextvars(attempt=info.attempt)
             await self._may_start()
 
     def _delay(
@@ -176,12 +172,17 @@ class StepExecutor:
     ) -> tuple[str | None, BaseException | None]:
         """The encoded output, or what went wrong. `SystemExit` is a failure of the step, never the pod's end (R7)."""
         definition = target.definition
+        token = enter_step(step.info)
         try:
-            with entering_step(step.info):
+            if definition.timeout is None and not definition.is_blocking:  # most steps
+                value = await definition.fn(*target.args, **target.kwargs)
+            else:
                 value = await self._call(definition, target)
             return definition.encode_output(value, limit=self._result_limit), None
         except BaseException as error:
             return None, error
+        finally:
+            leave_step(token)
 
     async def _traced_attempt(
         self, target: StepTarget, step: RunningStep
