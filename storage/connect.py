@@ -72,7 +72,7 @@ def upkeep(settings: DatabaseSettings, *, clock: Clock) -> UpkeepStore:
     if parse(settings.url).get_backend_name() == "postgresql":
         from perdure.storage.postgres.upkeep import PostgresUpkeepStore
 
-        return PostgresUpkeepStore(settings)
+        return PostgresUpkeepStore(settings, clock=clock)
     from perdure.storage.sqlite import SqliteDatabase
     from perdure.storage.sqlite.upkeep import SqliteUpkeepStore
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perdure.storage.errors import ConfigurationError, InUseError
+from perdure.storage.examination import RunFacts, ServerFacts
 from perdure.storage.model import SLOTS, Meta, RunnerRow, ShardRow, Topology
 
 EPOCHS_LOST = 1_000_000
@@ -62,6 +63,14 @@ class UpkeepStore(ABC):
         had is due without a claim (no crash is counted), and the cluster has a new id. Nothing to void: no write.
 
         Raises `InUseError` naming a runner whose lease is good, unless ``force``."""
+
+    @abstractmethod
+    async def server_facts(self, *, open_for: float, idle_for: float) -> ServerFacts:
+        """open_for, idle_for: seconds from which on an open transaction, and one that does nothing, is told."""
+
+    @abstractmethod
+    async def run_facts(self, *, idle: float, limit: int) -> RunFacts:
+        """idle: seconds without anything happening from which on a run counts as stuck. limit: how many are named."""
 
 
 def keeps_lease(runner: RunnerRow, now: float) -> bool:

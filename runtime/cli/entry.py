@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import typer
 
-from perdure.runtime.cli import cluster, pods, schema, upkeep, workflows
+from perdure.runtime.cli import cluster, doctor, pods, schema, upkeep, workflows
 from perdure.runtime.cli.output import CommandFailed, messages, say_error
 from perdure.runtime.errors import RunNotFound
 from perdure.storage.errors import (
@@ -43,6 +43,7 @@ def build() -> typer.Typer:
     root.command("dev")(pods.dev)
     root.command("serve")(pods.serve)
     root.command("migrate")(schema.migrate)
+    root.command("doctor")(doctor.doctor)
     root.command("reshard")(upkeep.reshard)
     root.command("after-restore")(upkeep.after_restore)
     root.add_typer(cluster.commands, name="cluster")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING
 
+from perdure.storage.examination import HeldRun, RunFacts, ServerFacts, StuckRun
 from perdure.storage.model import Meta, Topology
 from perdure.storage.sqlite.cluster import read_topology
 from perdure.storage.sqlite.transaction import Transaction
@@ -51,6 +52,33 @@ class SqliteUpkeepStore(UpkeepStore):
 
     async def void_claims(self, *, force: bool) -> Voided:
         return await self._database.writer.write(lambda tx: void_claims(tx, force=force))
+
+    async def server_facts(self, *, open_for: float, idle_for: float) -> ServerFacts:
+        return await self._database.reader.read(server_facts)
+
+    async def run_facts(self, *, idle: float, limit: int) -> RunFacts:
+        return await self._database.reader.read(lambda tx: run_facts(tx, idle, limit))
+
+
+def server_facts(tx: Transaction) -> ServerFacts:
+    """There is no server; how commits are kept is a setting of our own connections."""
+    names = ("synchronous", "journal_mode")
+    rows = {name: tx.row(f"examine.{name}") for name in names}
+    return ServerFacts({name: str(row[0]) for name, row in rows.items() if row}, server=False)
+
+
+def run_facts(tx: Transaction, idle: float, limit: int) -> RunFacts:
+    values = {"now": tx.now, "before": tx.now - round(idle * 1_000_000), "limit": limit}
+    held = tx.rows("examine.held", values)
+    return RunFacts(
+        workflows=dict(tx.rows("examine.workflows")),
+        stuck=[
+            StuckRun(row[0], row[1], row[2], row[3] / 1e6)
+            for row in tx.rows("examine.stuck", values)
+        ],
+        held=[HeldRun(*row[:3]) for row in held],
+        held_count=held[0][3] if held else 0,
+    )
 
 
 def reshard(tx: Transaction, shard_count: int, *, apply: bool) -> Resharding:

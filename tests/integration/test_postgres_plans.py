@@ -299,7 +299,18 @@ WITHOUT_TABLES = {
     "hold_lock",
     "server_position",
 }
-ON_REQUEST = {"count_runs", "open_attempts", "open_events"}
+ON_REQUEST = {
+    "count_runs",
+    "open_attempts",
+    "open_events",
+    "examine_connections",
+    "examine_held",
+    "examine_sessions",
+    "examine_settings",
+    "examine_stuck",
+    "examine_tables",
+    "examine_workflows",
+}
 """Of what a person asks for: the live runs whole, or one run's events."""
 INSERTS = {"note_events"}
 UPKEEP = {
