@@ -286,7 +286,6 @@ SELDOM = {
     "hint_key",
     "read_hint_key",
     "read_meta",
-    "server_identity",
 }
 """Once a boot."""
 WITHOUT_TABLES = {
@@ -297,7 +296,8 @@ WITHOUT_TABLES = {
     "end_lock_holder",
     "free_locks",
     "hold_lock",
-    "server_position",
+    "about_session",
+    "about_session_plain",
 }
 ON_REQUEST = {
     "count_runs",
