@@ -13,8 +13,8 @@ help:
 	@echo 'make demo [DB=postgres]   three pods, one killed half-way, all orders done'
 	@echo 'make test                 lint and the default tier (PYTEST_ARGS="-k name" narrows it)'
 	@echo 'make test-all             lint and both tiers'
-	@echo 'make soak                 10,000 simulated worlds'
 	@echo 'make bench                speed, as JSON lines'
+	@echo 'make soak [MINUTES=30]    10,000 simulated worlds, and pods under load, one killed each minute (or HOURS=n)'
 	@echo 'make requirements         released requirement rows without a test'
 	@echo 'make lint | format        check | rewrite the style; lint also checks types and floors'
 	@echo 'make clean                remove the virtual environment and caches'
@@ -38,10 +38,12 @@ pytest-all: setup
 
 soak: setup
 	@SIMULATED_SEEDS=10000 $(PY) -m pytest -m "slow or not slow" tests/simulation/test_simulation.py -k many_seeds $(PYTEST_ARGS)
+	@$(PY) -m benchmarks.soak
 
 bench: setup
 	@$(PY) -m benchmarks
 	@$(PY) -m benchmarks.body_loop
+	@$(PY) -m benchmarks.parked
 
 requirements: setup
 	@$(PY) tests/requirements_report.py
