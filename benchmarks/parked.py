@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.processes import processor_seconds, resident
 from perdure import App, Client, Context, Settings, workflow
+from perdure.sharding.slots import slot_of
 from perdure.storage.connect import migrate
 from tests.harness.pods import Pod, Pods
 from tests.harness.postgres import PrivatePostgres
@@ -118,6 +119,8 @@ async def park(client: Client, prefix: str, count: int) -> None:
 
 async def copy(url: str, run_id: str, count: int) -> None:
     """Rows like those of a run the pod has parked, under other ids."""
+    ids = [f"copy-{n}" for n in range(1, count + 1)]
+    slots = [slot_of(each) for each in ids]
     connection = await asyncpg.connect(url, command_timeout=300)
     try:
         for table in ("runs", "fences", "wakes"):
@@ -128,15 +131,18 @@ async def copy(url: str, run_id: str, count: int) -> None:
                     f"perdure_{table}",
                 )
             ]
-            own = {"run_id": "'copy-' || n", "slot": "n * 7919 % 65536"}
+            own = {"run_id": "c.run_id", "slot": "c.slot"}
             if table == "wakes":
                 own["wake_at"] = (
-                    "case when n % 2 = 0 then now() + (60 + n % 600) * interval '1 minute' end"
-                )
+                    "case when slot % 2 = 0 then now() + (60 + slot % 600) * interval '1 minute' end"
+                ).replace("slot", "c.slot")
             values = [own.get(name, f"r.{name}") for name in names]
             await connection.execute(
                 f"insert into perdure_{table} ({', '.join(names)}) select {', '.join(values)} "
-                f"from perdure_{table} r, generate_series(1, {count}) n where r.run_id = '{run_id}'"
+                f"from perdure_{table} r, unnest($1::text[], $2::int[]) c(run_id, slot) where r.run_id = $3",
+                ids,
+                slots,
+                run_id,
             )
         await connection.execute("vacuum analyze")
     finally:
