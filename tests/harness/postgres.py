@@ -281,7 +281,9 @@ class PrivatePostgres:
         if not self.durable:
             settings |= {"fsync": "off", "full_page_writes": "off"}
         settings |= self._settings
-        command = [str(self._binaries / "postgres"), "-D", str(data), "-p", str(self.port)]
+        # Not for the program that changes to the server's account.
+        command = ["env", *(f"{key}={value}" for key, value in self._environment.items())]
+        command += [str(self._binaries / "postgres"), "-D", str(data), "-p", str(self.port)]
         for key, value in settings.items():
             command += ["-c", f"{key}={value}"]
         with self.log_path.open("ab") as log:
@@ -291,7 +293,6 @@ class PrivatePostgres:
                 stdout=log,
                 stderr=log,
                 cwd="/",
-                env=os.environ | self._environment,
                 start_new_session=True,  # a Ctrl-C at the terminal is for the tests alone
             )
         until_blocking(self._settled, what="start of the private PostgreSQL server", deadline=60)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
+import pytest
+
 from perdure import Client
 from perdure.runtime.handle import Handle
 from perdure.runtime.views import ClusterStatus, RunnerView
@@ -27,6 +29,9 @@ from tests.harness.waiting import until
 from tests.integration.apps.beats import Beats, beats, stop_file
 
 APP = "tests.integration.apps.beats:app"
+both_modes = pytest.mark.parametrize(
+    "shard_lock", ["advisory", pytest.param("row", marks=pytest.mark.slow)]
+)
 LEASE = 2.0
 SHARDS = 256
 
@@ -79,6 +84,15 @@ class World:
         for pod in pods:
             await pod.wait_http("/readyz", deadline=30)
         await self.even(len(pods))
+        return pods
+
+    async def start_pods_beside(self, *others: Pod | str) -> list[Pod]:
+        """The same beside pods that are there: these first, then URLs for new ones. The new ones."""
+        urls = [other for other in others if isinstance(other, str)]
+        pods = [self.start_pod(url) for url in urls]
+        for pod in pods:
+            await pod.wait_http("/readyz", deadline=30)
+        await self.even(len(others))
         return pods
 
     async def three(self) -> list[Pod]:

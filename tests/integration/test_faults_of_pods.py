@@ -20,6 +20,7 @@ from tests.integration.apps.beats import Beats
 from tests.integration.fault_world import (
     LEASE,
     World,
+    both_modes,
     claimed_by,
     handed_over,
     of_runs,
@@ -57,11 +58,14 @@ async def check_take_over(w: World, victim: Pod, runner: int, *, least: int) -> 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.req("CL5", "CL4")
+@both_modes
 async def test_a_killed_pods_runs_go_on_within_a_lease_and_a_second(
-    audited_postgres_url: str, tmp_path: Path
+    audited_postgres_url: str,
+    tmp_path: Path,
+    shard_lock: str,
 ):
     runs = 300
-    async with World(audited_postgres_url, tmp_path) as w:
+    async with World(audited_postgres_url, tmp_path, shard_lock=shard_lock) as w:
         pods = await w.three()
         run_ids = await w.start_runs(runs, BETWEEN_STEPS)
         await w.beating(run_ids, steps=3)
@@ -84,14 +88,19 @@ async def test_a_killed_pods_runs_go_on_within_a_lease_and_a_second(
         pytest.param(300, "answer", marks=[pytest.mark.slow, pytest.mark.timeout(240)]),
     ],
 )
+@both_modes
 async def test_a_pod_is_killed_while_its_batch_is_in_flight(
     postgres: PrivatePostgres,
     audited_postgres_url: str,
     tmp_path: Path,
     runs: int,
     where: Literal["before", "answer"],
+    shard_lock: str,
 ):
-    async with PostgresProxy(postgres.port) as proxy, World(audited_postgres_url, tmp_path) as w:
+    async with (
+        PostgresProxy(postgres.port) as proxy,
+        World(audited_postgres_url, tmp_path, shard_lock=shard_lock) as w,
+    ):
         behind = proxy.url(w.database)
         victim, _, _ = await w.start_pods(behind, w.url, w.url)
         run_ids = await w.start_runs(runs, BETWEEN_STEPS)
@@ -119,15 +128,20 @@ async def test_a_pod_is_killed_while_its_batch_is_in_flight(
         pytest.param(200, None, marks=[pytest.mark.slow, pytest.mark.timeout(240)]),
     ],
 )
+@both_modes
 async def test_a_frozen_pod_writes_nothing_after_it_was_declared_dead_and_goes_on_as_a_new_runner(
     postgres: PrivatePostgres,
     audited_postgres_url: str,
     tmp_path: Path,
     runs: int,
     where: Literal["before", "answer"] | None,
+    shard_lock: str,
 ):
     """Frozen as it sends a batch, as the answer to one comes, or anywhere. Steps are in flight."""
-    async with PostgresProxy(postgres.port) as proxy, World(audited_postgres_url, tmp_path) as w:
+    async with (
+        PostgresProxy(postgres.port) as proxy,
+        World(audited_postgres_url, tmp_path, shard_lock=shard_lock) as w,
+    ):
         frozen, _, _ = await w.start_pods(proxy.url(w.database), w.url, w.url)
         run_ids = await w.start_runs(runs, UNEVEN_STEPS)
         await w.beating(run_ids, steps=2)
@@ -173,11 +187,15 @@ async def test_a_frozen_pod_writes_nothing_after_it_was_declared_dead_and_goes_o
 @pytest.mark.parametrize(
     "runs", [60, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(240)])]
 )
+@both_modes
 async def test_a_clean_stop_repeats_no_step_and_keeps_no_run_waiting(
-    audited_postgres_url: str, tmp_path: Path, runs: int
+    audited_postgres_url: str,
+    tmp_path: Path,
+    runs: int,
+    shard_lock: str,
 ):
     """All runs are at work in the pod that is stopped; the two others have 400 free slots."""
-    async with World(audited_postgres_url, tmp_path) as w:
+    async with World(audited_postgres_url, tmp_path, shard_lock=shard_lock) as w:
         pods = await w.three()
         leaving = pods[0]
         run_ids = await w.start_runs(runs, SLOW_STEPS, shards=await w.shards_of(leaving))
@@ -199,11 +217,17 @@ async def test_a_clean_stop_repeats_no_step_and_keeps_no_run_waiting(
 @pytest.mark.slow
 @pytest.mark.req("CL5", "SL1")
 @pytest.mark.parametrize("park_after", [5.0, 0.1])
+@both_modes
 async def test_a_clean_stop_makes_no_timer_and_no_start_late(
-    audited_postgres_url: str, tmp_path: Path, park_after: float
+    audited_postgres_url: str,
+    tmp_path: Path,
+    park_after: float,
+    shard_lock: str,
 ):
     """Runs of the stopped pod that sleep, in memory or parked, and runs that are started while it stops."""
-    async with World(audited_postgres_url, tmp_path, park_after=f"{park_after:g}") as w:
+    async with World(
+        audited_postgres_url, tmp_path, shard_lock=shard_lock, park_after=f"{park_after:g}"
+    ) as w:
         pods = await w.three()
         leaving = pods[0]
         shards = await w.shards_of(leaving)
@@ -232,10 +256,13 @@ async def test_a_clean_stop_makes_no_timer_and_no_start_late(
 
 @pytest.mark.slow
 @pytest.mark.req("CL5")
+@both_modes
 async def test_steps_that_outlast_the_grace_are_begun_anew_without_waiting_for_a_lease(
-    audited_postgres_url: str, tmp_path: Path
+    audited_postgres_url: str,
+    tmp_path: Path,
+    shard_lock: str,
 ):
-    async with World(audited_postgres_url, tmp_path, grace="1") as w:
+    async with World(audited_postgres_url, tmp_path, shard_lock=shard_lock, grace="1") as w:
         pods = await w.three()
         leaving = pods[0]
         run_ids = await w.start_runs(
@@ -257,10 +284,13 @@ async def test_steps_that_outlast_the_grace_are_begun_anew_without_waiting_for_a
 
 @pytest.mark.slow
 @pytest.mark.req("CL5", "CL1")
+@both_modes
 async def test_all_pods_are_restarted_one_after_the_other(
-    audited_postgres_url: str, tmp_path: Path
+    audited_postgres_url: str,
+    tmp_path: Path,
+    shard_lock: str,
 ):
-    async with World(audited_postgres_url, tmp_path) as w:
+    async with World(audited_postgres_url, tmp_path, shard_lock=shard_lock) as w:
         pods = await w.three()
         run_ids = await w.start_runs(100, SLOW_STEPS)
         await w.beating(run_ids, steps=2)
@@ -279,10 +309,13 @@ async def test_all_pods_are_restarted_one_after_the_other(
 
 
 @pytest.mark.req("CL5")
+@both_modes
 async def test_ctrl_c_of_the_only_pod_and_a_new_one_that_goes_on(
-    audited_postgres_url: str, tmp_path: Path
+    audited_postgres_url: str,
+    tmp_path: Path,
+    shard_lock: str,
 ):
-    async with World(audited_postgres_url, tmp_path) as w:
+    async with World(audited_postgres_url, tmp_path, shard_lock=shard_lock) as w:
         (only,) = await w.start_pods(w.url)
         run_ids = await w.start_runs(40, SLOW_STEPS)
         await w.beating(run_ids, steps=2)
@@ -303,10 +336,13 @@ async def test_ctrl_c_of_the_only_pod_and_a_new_one_that_goes_on(
 
 @pytest.mark.slow
 @pytest.mark.req("CL1", "CL8")
+@both_modes
 async def test_of_two_live_pods_with_one_name_the_newcomer_leaves_and_names_both(
-    audited_postgres_url: str, tmp_path: Path
+    audited_postgres_url: str,
+    tmp_path: Path,
+    shard_lock: str,
 ):
-    async with World(audited_postgres_url, tmp_path) as w:
+    async with World(audited_postgres_url, tmp_path, shard_lock=shard_lock) as w:
         first, _ = await w.start_pods(w.url, w.url)
         run_ids = await w.start_runs(20, BETWEEN_STEPS)
         await w.beating(run_ids, steps=2)

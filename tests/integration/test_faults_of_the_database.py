@@ -17,7 +17,7 @@ from tests.harness.sidelog import Fault
 from tests.harness.waiting import until
 from tests.harness.watch import terminate_sessions
 from tests.integration.apps.beats import Beats
-from tests.integration.fault_world import LEASE, World, claimed_by, taken_from
+from tests.integration.fault_world import LEASE, World, both_modes, claimed_by, taken_from
 
 pytestmark = pytest.mark.alone
 
@@ -109,6 +109,7 @@ async def runners_dead(w: World) -> int:
         pytest.param(200, 0, 3 * LEASE, marks=[pytest.mark.slow, pytest.mark.timeout(300)]),
     ],
 )
+@both_modes
 async def test_the_database_goes_away_and_everything_goes_on_by_itself(
     postgres: PrivatePostgres,
     audited_postgres_url: str,
@@ -116,8 +117,9 @@ async def test_the_database_goes_away_and_everything_goes_on_by_itself(
     runs: int,
     cuts: int,
     outage: float,
+    shard_lock: str,
 ):
-    async with World(audited_postgres_url, tmp_path) as w:
+    async with World(audited_postgres_url, tmp_path, shard_lock=shard_lock) as w:
         pods = await w.three()
         run_ids = await w.start_runs(runs, Beats(work=0.02, rest=runs / 1000))
         await w.beating(run_ids, steps=2)
@@ -143,11 +145,15 @@ async def test_the_database_goes_away_and_everything_goes_on_by_itself(
 
 @pytest.mark.slow
 @pytest.mark.req("CL5", "CL11")
+@both_modes
 async def test_a_pod_that_is_told_to_stop_while_the_database_is_away_does_stop(
-    postgres: PrivatePostgres, audited_postgres_url: str, tmp_path: Path
+    postgres: PrivatePostgres,
+    audited_postgres_url: str,
+    tmp_path: Path,
+    shard_lock: str,
 ):
     """Within its grace and the keeper's four renewals; its runs go on elsewhere when the database is back."""
-    async with World(audited_postgres_url, tmp_path, grace="2") as w:
+    async with World(audited_postgres_url, tmp_path, shard_lock=shard_lock, grace="2") as w:
         (pod,) = await w.start_pods(w.url)
         run_ids = await w.start_runs(30, Beats(work=0.1))
         await w.beating(run_ids, steps=2)
@@ -171,11 +177,19 @@ async def test_a_pod_that_is_told_to_stop_while_the_database_is_away_does_stop(
 @pytest.mark.timeout(240)
 @pytest.mark.req("CL3", "CL4", "CL11")
 @pytest.mark.parametrize("runs", [60, 200])
+@both_modes
 async def test_a_pod_cut_off_from_the_database_begins_nothing_and_comes_back_as_a_new_runner(
-    postgres: PrivatePostgres, audited_postgres_url: str, tmp_path: Path, runs: int
+    postgres: PrivatePostgres,
+    audited_postgres_url: str,
+    tmp_path: Path,
+    runs: int,
+    shard_lock: str,
 ):
     """Its connections stay open and nothing passes, for three leases; what it had sent arrives after that."""
-    async with PostgresProxy(postgres.port) as proxy, World(audited_postgres_url, tmp_path) as w:
+    async with (
+        PostgresProxy(postgres.port) as proxy,
+        World(audited_postgres_url, tmp_path, shard_lock=shard_lock) as w,
+    ):
         alone, _, _ = pods = await w.start_pods(proxy.url(w.database), w.url, w.url)
         run_ids = await w.start_runs(runs, Beats(work=0.2))
         await w.beating(run_ids, steps=2)

@@ -39,6 +39,11 @@ async def nobody_robbed(c: Cluster, before: dict[int, tuple[int | None, int]]) -
     assert await c.owners() == before
 
 
+each_lock = pytest.mark.parametrize(
+    "lock", ["row", pytest.param("advisory", marks=pytest.mark.slow)]
+)
+
+
 async def three(c: Cluster) -> list[Member]:
     members = await c.join(1, 2, 3)
     await c.even(*members)
@@ -49,10 +54,11 @@ async def three(c: Cluster) -> list[Member]:
 
 
 @pytest.mark.req("CL11")
+@each_lock
 async def test_a_restart_of_the_database_under_three_keepers_robs_nobody(
-    postgres: PrivatePostgres, migrated_postgres_url: str
+    postgres: PrivatePostgres, migrated_postgres_url: str, lock: str
 ):
-    async with cluster(migrated_postgres_url) as c:
+    async with cluster(migrated_postgres_url, lock=lock) as c:
         members = await three(c)
         before = await c.owners()
         for member in members:
@@ -70,10 +76,11 @@ async def test_a_restart_of_the_database_under_three_keepers_robs_nobody(
 
 
 @pytest.mark.req("CL11")
+@each_lock
 async def test_an_outage_longer_than_the_lease_robs_nobody_and_is_seen(
-    postgres: PrivatePostgres, migrated_postgres_url: str
+    postgres: PrivatePostgres, migrated_postgres_url: str, lock: str
 ):
-    async with cluster(migrated_postgres_url) as c:
+    async with cluster(migrated_postgres_url, lock=lock) as c:
         members = await three(c)
         before = await c.owners()
         last = max(row.expires_at for row in (await c.topology()).runners)
@@ -92,10 +99,11 @@ async def test_an_outage_longer_than_the_lease_robs_nobody_and_is_seen(
 
 
 @pytest.mark.req("CL11")
+@each_lock
 async def test_who_does_not_come_back_from_an_outage_is_declared_dead_after_it(
-    postgres: PrivatePostgres, migrated_postgres_url: str
+    postgres: PrivatePostgres, migrated_postgres_url: str, lock: str
 ):
-    async with cluster(migrated_postgres_url) as c:
+    async with cluster(migrated_postgres_url, lock=lock) as c:
         one, two, lost = await three(c)
         await asyncio.to_thread(postgres.stop, "immediate")
         await lost.kill()
@@ -108,9 +116,12 @@ async def test_who_does_not_come_back_from_an_outage_is_declared_dead_after_it(
 
 @pytest.mark.slow
 @pytest.mark.req("CL11")
-async def test_cut_connections_rob_nobody(postgres: PrivatePostgres, migrated_postgres_url: str):
+@each_lock
+async def test_cut_connections_rob_nobody(
+    postgres: PrivatePostgres, migrated_postgres_url: str, lock: str
+):
     name = migrated_postgres_url.rpartition("/")[2]
-    async with cluster(migrated_postgres_url) as c:
+    async with cluster(migrated_postgres_url, lock=lock) as c:
         members = await three(c)
         before = await c.owners()
         for _ in range(5):
@@ -144,10 +155,25 @@ MORE_FAULTS = [
 ]
 
 
+OF_LOCKS = [
+    ("renew", "cut", "before"),
+    ("renew", "hang", "answer"),
+    ("topology", "hang", "answer"),
+    ("free_locks", "hang", "before"),
+    ("free_locks", "cut", "after_commit"),
+    ("declare_lost", "cut", "before"),
+    ("declare_lost", "cut", "after_commit"),
+]
+
+
 @pytest.mark.req("CL11")
 @pytest.mark.parametrize(
-    ("statement", "fault", "where"),
-    [*FAULTS, *(pytest.param(*fault, marks=pytest.mark.slow) for fault in MORE_FAULTS)],
+    ("statement", "fault", "where", "lock"),
+    [
+        *((*fault, "row") for fault in FAULTS),
+        *(pytest.param(*fault, "row", marks=pytest.mark.slow) for fault in MORE_FAULTS),
+        *(pytest.param(*fault, "advisory", marks=pytest.mark.slow) for fault in OF_LOCKS),
+    ],
 )
 async def test_a_connection_lost_at_any_statement_costs_a_moment_and_no_shard(
     postgres: PrivatePostgres,
@@ -155,17 +181,19 @@ async def test_a_connection_lost_at_any_statement_costs_a_moment_and_no_shard(
     statement: str,
     fault: str,
     where: str,
+    lock: str,
 ):
     """Two members behind the fault, others who never see it: those behind it release, take, renew, look, judge."""
     name = migrated_postgres_url.rpartition("/")[2]
     async with (
         PostgresProxy(postgres.port) as proxy,
-        cluster(migrated_postgres_url, shards=16) as c,
+        cluster(migrated_postgres_url, shards=16, lock=lock) as c,
     ):
         behind = proxy.url(name)
         one, two = await c.join(1, 2, url=behind)
         (three,) = await c.join(3)
         await c.even(one, two, three)
+        await renewed(c, one, two, times=2)  # their sessions are old enough to judge by locks
         rule = getattr(proxy, fault)(name=statement, where=where)
         (gone,) = await c.join(4)
         await c.even(one, two, three, gone)

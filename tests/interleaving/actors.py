@@ -396,7 +396,7 @@ class PostgresActor:
 
     async def end(self, ghost: PostgresActor) -> None:
         """End another session, and return when it is gone."""
-        key = (ghost.session.backend.pid, ghost.session.backend.started)
+        key = (ghost.session.backend.pid, ghost.session.backend.started, None)
         await self._fetch("end_ghost", *key)
 
         async def gone() -> bool:
@@ -411,6 +411,26 @@ class PostgresActor:
 
     async def declare_dead(self, runner_id: int, renew_count: int) -> bool:
         return bool(await self._fetch("declare_dead", runner_id, renew_count))
+
+    # The lock's key is the runner's number: the statements take what they are given.
+    async def hold_lock(self, runner_id: int) -> bool:
+        (row,) = await self._fetch("hold_lock", runner_id)
+        return bool(row["held"])
+
+    async def let_lock_go(self, runner_id: int) -> None:
+        """What the end of the session does."""
+        await self.connection.execute("select pg_advisory_unlock($1)", runner_id)
+
+    async def suspected(self, runner_id: int) -> int | None:
+        """The renew_count of a runner whose lock is free; None: somebody holds it."""
+        count = await self.connection.fetchval(
+            "select renew_count from perdure_runners where runner_id = $1", runner_id
+        )
+        free = await self._fetch("free_locks", [runner_id], [runner_id])
+        return int(count) if free else None
+
+    async def declare_lost(self, runner_id: int, renew_count: int) -> bool:
+        return bool(await self._fetch("declare_lost", runner_id, renew_count, runner_id))
 
     async def ask_dead(self, runner_id: int) -> bool:
         rows = await self._fetch("is_dead", runner_id)

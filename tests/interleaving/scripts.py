@@ -615,6 +615,56 @@ def declaring() -> Draft:
     return Draft("declare", [Part("declare", do, ask, at_once=True)])
 
 
+# ---- locks of sessions ------------------------------------------------------------------------
+
+
+def coming_back(*, first: str = "renew") -> Draft:
+    """The keeper of runner a has a new session: it renews first of all, then takes its lock again."""
+
+    async def lock(actor: PostgresActor, notes: Notes) -> None:
+        if notes.said.get("renew") != "dead":
+            notes.said["lock"] = "held" if await actor.hold_lock(notes.a) else "busy"
+
+    parts = [*renewing().parts, Part("lock", lock, mode="plain")]
+    return Draft("renew", parts if first == "renew" else parts[::-1])
+
+
+def losing_the_session() -> Draft:
+    """Runner a's session, which holds the lock, ends."""
+
+    async def hold(actor: PostgresActor, notes: Notes) -> None:
+        assert await actor.hold_lock(notes.a)
+
+    async def end(actor: PostgresActor, notes: Notes) -> None:
+        await actor.let_lock_go(notes.a)
+
+    return Draft("session", [Part("hold", hold, mode="plain"), Part("end", end, mode="plain")])
+
+
+def taking_for_lost(key: str = "declare") -> Draft:
+    """Two tests of runner a's lock, then the shortcut if it was free at both and no renewal came between."""
+
+    async def test(actor: PostgresActor, notes: Notes) -> None:
+        count = await actor.suspected(notes.a)
+        notes.seen.setdefault(f"{key} first", -1 if count is None else count)
+        notes.seen[f"{key} last"] = -1 if count is None else count
+
+    async def do(actor: PostgresActor, notes: Notes) -> None:
+        first, last = notes.seen[f"{key} first"], notes.seen[f"{key} last"]
+        if first == -1 or first != last:
+            notes.said[key] = "spared"
+            return
+        lost = await actor.declare_lost(notes.a, last)
+        notes.said[key] = f"dead at {last}" if lost else "alive"
+
+    async def ask(actor: PostgresActor, notes: Notes) -> None:
+        if notes.said[key] == "alive" and await actor.ask_dead(notes.a):
+            notes.said[key] = "dead already"
+
+    tests = [Part(name, test, mode="plain") for name in ("test 1", "test 2")]
+    return Draft(key, [*tests, Part(key, do, ask, at_once=True)])
+
+
 # ---- a lost connection ------------------------------------------------------------------------
 
 
