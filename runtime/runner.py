@@ -133,6 +133,7 @@ class Runner:
             self._database = connect(settings.database(), clock=self._clock)
         self._store = self._database.runs()
         await self._store.open()
+        await self._store.prepare()
         if self._with_port:
             await self._check_port()
         await self._agree(self._database)

@@ -232,7 +232,7 @@ RULES: Mapping[str, Rule] = {
         r"[A-Za-z_][A-Za-z0-9_]{0,62}",
         "letters, digits and underscores, at most 63, no digit first",
     ),
-    "db_pool": Number(1, 1_000, "connections", whole=True),
+    "db_pool": Number(3, 1_000, "connections", whole=True),
     "runner_storage": Choice(("memory", "sql"), blank=True),
     "shard_lock": Choice(("auto", "row", "advisory")),
     "shards": Number(1, 65_536, whole=True),

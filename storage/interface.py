@@ -98,6 +98,12 @@ class RunStore(ABC):
         Raises `ConfigurationError` naming what to check, `SchemaError` naming the command to run."""
 
     @abstractmethod
+    async def prepare(self) -> None:
+        """Connect for all kinds of work now, so that a runner's first claim and first commit need not wait for it.
+
+        Raises `DatabaseUnavailable`."""
+
+    @abstractmethod
     async def close(self) -> None: ...
 
     @abstractmethod

@@ -33,6 +33,11 @@ Answer = Verdict | DataRefused
 Done = Callable[[Answer, int], None]
 """Gets what became of a write, and the batch that carried it."""
 ENTRY_OVERHEAD = 200
+LARGE = 64 * 1024
+"""Bytes of a write that goes through the lane of the large ones."""
+LANES = 1
+"""For small writes. Two make smaller batches: a fifth fewer steps a second with 50 runs at work, a seventh more with
+500."""
 
 
 @dataclass(slots=True)
@@ -60,8 +65,10 @@ def write_bytes(write: RunWrite) -> int:
 
 
 class Committer:
-    """One lane of group commits for one runner.
+    """The group commits of one runner, in lanes: a batch of one lane does not wait for that of another.
 
+    A large write has a lane of its own, so that small ones are not behind it; the others are spread by run. A run has
+    one write under way at most, so no order depends on lanes. lanes: for small writes.
     may_write: awaited before each batch; returns while the runner's lease is trusted, so that a runner that lost the
     database waits here instead of sending what the fence would refuse.
     declared_dead: called once when the store says so; nothing is sent afterwards.
@@ -76,6 +83,7 @@ class Committer:
         may_write: Callable[[], Awaitable[None]],
         declared_dead: Callable[[], None],
         telemetry: Telemetry | None = None,
+        lanes: int = LANES,
     ) -> None:
         self._store = store
         self._telemetry = telemetry or Telemetry()
@@ -85,15 +93,28 @@ class Committer:
         self._declared_dead = declared_dead
         self._dead = False
         self._delayed: set[asyncio.TimerHandle] = set()
-        self._group: GroupCommit[Submission] = GroupCommit(self._flush, size=lambda s: s.bytes)
+        self._large = self._lane()
+        self._small = [self._lane() for _ in range(lanes)]
+
+    def _lane(self) -> GroupCommit[Submission]:
+        return GroupCommit(self._flush, size=lambda submission: submission.bytes)
 
     def submit(self, write: RunWrite, done: Done) -> None:
         """``done`` gets COMMITTED, PARKED, PARK_REFUSED, RELOAD, FENCED or the `DataRefused` of this write alone."""
-        self._group.add(Submission(write, done, write_bytes(write)))
+        self._add(Submission(write, done, write_bytes(write)))
+
+    def _add(self, submission: Submission) -> None:
+        if submission.bytes > LARGE:
+            self._large.add(submission)
+        else:
+            self._small[hash(submission.write.run_id) % len(self._small)].add(submission)
 
     async def run(self) -> None:
         try:
-            await self._group.run()
+            async with asyncio.TaskGroup() as lanes:
+                lanes.create_task(self._large.run(), name="commits of large writes")
+                for lane in self._small:
+                    lanes.create_task(lane.run(), name="commits")
         finally:
             for handle in self._delayed:
                 handle.cancel()
@@ -170,7 +191,7 @@ class Committer:
 
         def again() -> None:
             self._delayed.discard(handle)
-            self._group.add(submission)
+            self._add(submission)
 
         handle = loop.call_later(delay, again)
         self._delayed.add(handle)

@@ -39,7 +39,10 @@ class Lane:
     async def run(self, use: Callable[[Session], Awaitable[T]], *, what: str, patience: float) -> T:
         """Use a connection. Raises `DatabaseUnavailable` if none is free or can be made within ``patience`` seconds."""
         try:
-            async with asyncio.timeout(patience):
+            if self._free.locked():
+                async with asyncio.timeout(patience):
+                    await self._free.acquire()
+            else:  # at once; a time limit costs more than the rest of this
                 await self._free.acquire()
         except TimeoutError:
             raise DatabaseUnavailable(
@@ -59,6 +62,11 @@ class Lane:
     def connected(self) -> bool:
         """Whether a connection that lives is idle here."""
         return any(session.alive for session in self._idle)
+
+    async def prepare(self) -> None:
+        """Open a connection now. Raises `DatabaseUnavailable`."""
+        async with self._free:
+            await self._put_back(await self._session("connecting"))
 
     def offer(self, session: Session) -> None:
         """Keep a connection that was opened before."""

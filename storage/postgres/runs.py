@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import asyncpg
@@ -86,6 +86,10 @@ class PostgresRunStore(RunStore):
         self.capabilities = capabilities_of(session)
         self._client_lane.offer(session)
         return meta
+
+    async def prepare(self) -> None:
+        lanes = (self._commit_lane, self._runner_lane)
+        await self._calls.shielded(_all(lane.prepare() for lane in lanes))
 
     async def close(self) -> None:
         await self._calls.settled(self._settings.deadline)
@@ -407,6 +411,10 @@ class PostgresRunStore(RunStore):
     async def delete_finished(self, before: float, limit: int) -> int:
         rows = await self._write(self._client_lane, queries.DELETE_FINISHED, before, limit)
         return int(rows[0][0])
+
+
+async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    await asyncio.gather(*works)
 
 
 async def _after_write(read: Coroutine[Any, Any, T], what: str) -> T:

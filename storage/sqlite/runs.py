@@ -54,6 +54,9 @@ class SqliteRunStore(RunStore):
             self._open = False
             await self._database.close()
 
+    async def prepare(self) -> None:
+        """Nothing: a file's connections are made when it is opened."""
+
     async def server_now(self) -> float:
         return self._database.clock.now()
 

@@ -47,6 +47,7 @@ async def test_clients_that_wait_for_a_row_keep_neither_claims_nor_commits_waiti
 ) -> None:
     """Twenty senders wait for one wake row; the runner's work goes on, and the one too many is told why."""
     async with world_of(url, pool=5, deadline=2.0) as world:
+        await world.runs.prepare()
         runner = await world.runner(lease=60.0)
         await world.start("r1", "r2")
         runs = await runner.claim()

@@ -24,6 +24,7 @@ from perdure.storage.errors import (
 )
 from perdure.storage.interface import RunStore
 from perdure.storage.model import Entry, EntryKind, RunWrite, Verdict
+from tests.harness.waiting import until
 
 Script = list[Any]
 
@@ -164,3 +165,41 @@ async def test_a_declared_dead_runner_sends_nothing_more() -> None:
             await asyncio.sleep(0)
         assert answers == {}
         assert store.calls == [("commit", ("a",))]
+
+
+async def test_small_writes_do_not_wait_for_a_large_one() -> None:
+    """The large one's statement is still under way when later small ones have committed, each batch on its own."""
+    released = asyncio.Event()
+    told: list[str] = []
+
+    class SlowForLarge(ScriptedStore):
+        async def commit_writes(
+            self, runner_id: int, batch_id: int, writes: Sequence[RunWrite]
+        ) -> Mapping[str, Verdict]:
+            answer = await super().commit_writes(runner_id, batch_id, writes)
+            if any(write.run_id == "large" for write in writes):
+                await released.wait()
+            return answer
+
+    store = SlowForLarge([])
+
+    async def may_write() -> None: ...
+
+    committer = Committer(
+        cast(RunStore, store),
+        7,
+        SeededRandomness(1),
+        may_write=may_write,
+        declared_dead=lambda: None,
+    )
+    task = asyncio.create_task(committer.run())
+    big = Entry(1, EntryKind.STEP, "0/a#0", 1.0, output="x" * 70_000)
+    committer.submit(RunWrite("large", 1, 1, entries=[big]), lambda *_: told.append("large"))
+    for name in "abc":
+        committer.submit(write(name), lambda *_, name=name: told.append(name))
+        await until(partial(told.__contains__, name), what=f"{name} committed", deadline=5)
+    assert told == ["a", "b", "c"]
+    released.set()
+    await until(lambda: "large" in told, what="the large one committed", deadline=5)
+    assert [ids for _, ids in store.calls] == [("large",), ("a",), ("b",), ("c",)]
+    task.cancel()

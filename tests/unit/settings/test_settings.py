@@ -105,6 +105,8 @@ class TestDerived:
 
     def test_connections_of_a_pod(self):
         assert settings(flags={"db_pool": "4"}).connections == 8
+        with pytest.raises(ConfigurationError, match="db_pool = '2'"):
+            settings(flags={"db_pool": "2"})
 
     def test_what_storage_is_told(self):
         url = "postgresql://u:secret@h/d"
