@@ -101,6 +101,7 @@ class Visitor:
             deadline=world.deadline,
             hints=world.hints.channel,
             seen=world.seen,
+            page=world.figures.page,
             claimed=lambda claims: None,
         )
         registry = Registry()

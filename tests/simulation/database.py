@@ -30,6 +30,7 @@ from perdure.storage.interface import Capabilities, HintChannel, RunStore
 from perdure.storage.model import (
     ClaimRequest,
     Claims,
+    JournalPage,
     NewRun,
     RunWrite,
     StartOutcome,
@@ -386,6 +387,12 @@ class SimulatedRunStore(SqliteRunStore):
                 self._database.seen["birth asked"] += 1
         return outcomes
 
+    async def read_journal_page(self, after: Mapping[str, int], **limits: Any) -> JournalPage:
+        page = await super().read_journal_page(after, **{**limits, "entries": self._database.page})
+        if page.more:
+            self._database.seen["journal goes on"] += 1
+        return page
+
     async def due_in_memory(self, seen: Mapping[str, int]) -> Sequence[str]:
         found = await super().due_in_memory(seen)
         self._database.seen["mail found by a scan"] += len(found)
@@ -437,6 +444,7 @@ class SimulatedDatabase(SqliteDatabase):
         deadline: float,
         hints: Callable[[], HintChannel],
         seen: Counter[str],
+        page: int,
         claimed: Callable[[Claims], None],
     ) -> None:
         self.settings = DatabaseSettings("sqlite:///:memory:", deadline=deadline)
@@ -444,6 +452,7 @@ class SimulatedDatabase(SqliteDatabase):
         self.randomness = SeededRandomness(chance)
         self.path = None
         self.seen = seen
+        self.page = page
         self.claimed = claimed
         self.capabilities = Capabilities(
             dialect="sqlite",

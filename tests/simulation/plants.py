@@ -185,6 +185,18 @@ PLANTS = {
             ),
         ),
     ),
+    "lent": Plant(
+        "a run that is lent is also claimed by the holder of its shard",
+        (
+            statement(
+                "claim.orphans",
+                (
+                    "(f.runner_id = :runner_id or",
+                    "(f.runner_id = :runner_id or f.workflow = 'rare' or",
+                ),
+            ),
+        ),
+    ),
     "one-clock": Plant(
         "a lease has expired when the database's clock alone says so",
         (instead(Patience, "remaining", lambda self, row: 0.0),),

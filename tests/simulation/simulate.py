@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from .checks import check_world
 from .guard import Touched, guarded, quiet_endings
+from .limits import small_limits
 from .logs import silent_logs
 from .plants import PLANTS
 from .world import World
@@ -43,7 +44,8 @@ def simulate(seed: int, *, plant: str | None = None, tell: bool = False) -> Outc
     planted = PLANTS[plant].planted() if plant else nullcontext()
     with quiet_endings(), silent_logs() as logs:
         world = World(seed, tell=tell)
-        with planted, guarded(world.processor_time) as guard, logs.of(world):
+        limits = small_limits(world.random("limits"))
+        with planted, limits, guarded(world.processor_time) as guard, logs.of(world):
             try:
                 world.run()
             except (RuntimeError, Touched) as error:

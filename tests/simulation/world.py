@@ -39,6 +39,10 @@ class Figures:
     slots: int
     shards: int
     lease: float
+    warm_runs: int
+    recording: str
+    page: int
+    """Entries of a journal read at once."""
     bursts: int
     """Starts come in so many bursts; 0: each at a moment of its own."""
     span: float
@@ -62,6 +66,9 @@ class Figures:
             slots=chance.choice((2, 5, 50)),
             shards=chance.choice((4, 8)),
             bursts=bursts,
+            warm_runs=chance.choice((0, 1, 1_000)),
+            recording=chance.choice(("full", "coarse")),
+            page=chance.choice((1, 3, 1_000)),
             lease=chance.choice((3.0, 5.0)),
             span=chance.choice((12.0, 20.0)),
             events=chance.choice((0, 2, 4, 6)),
@@ -119,6 +126,7 @@ class Pod:
             deadline=world.deadline,
             hints=world.hints.channel,
             seen=world.seen,
+            page=world.figures.page,
             claimed=lambda claims: world.claimed(self, claims),
         )
         self.runner = Runner(
@@ -307,6 +315,8 @@ class World:
             storage_deadline=self.deadline,
             grace=self.grace,
             slots=figures.slots,
+            warm_runs=figures.warm_runs,
+            recording=figures.recording,
             park_after=1.5,
             scan=3.0,
             replica_id=replica,
