@@ -701,8 +701,13 @@ class Client:
 
         Raises `UnknownOutcome` also when an answer was lost and the run, with its mailbox, is gone by the next try."""
         write = self._repeated()
-        most = self._parts.settings.mailbox_limit if limit is None else limit
-        outcome = await write.answer(lambda: self._store.send_message(message, mailbox_limit=most))
+        settings = self._parts.settings
+        most, size = settings.mailbox_limit, settings.mailbox_bytes
+        if limit is not None:
+            most, size = limit, limit
+        outcome = await write.answer(
+            lambda: self._store.send_message(message, mailbox_limit=most, mailbox_bytes=size)
+        )
         gone = outcome.status in (SendStatus.ENDED, SendStatus.UNKNOWN_RUN)
         if gone and write.lost is not None:
             raise UnknownOutcome(
@@ -720,6 +725,8 @@ class Client:
             raise RunEnded(run_id, what)
         if outcome.status is SendStatus.FULL:
             raise MailboxFull(run_id, what, self._parts.settings.mailbox_limit)
+        if outcome.status is SendStatus.HEAVY:
+            raise MailboxFull(run_id, what, self._parts.settings.mailbox_bytes, "mailbox_bytes")
 
     def _known(self, workflow: str) -> WorkflowDefinition[Any, Any] | None:
         registry = self._parts.registry

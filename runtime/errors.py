@@ -52,14 +52,17 @@ class RunEnded(RunError):
 
 
 class MailboxFull(RunError):
-    """Too many unread messages. ``limit``: how many a mailbox may hold."""
+    """Too many unread messages, or too large ones. ``limit``: how many, or how many bytes, a mailbox may hold."""
 
-    def __init__(self, run_id: str, what: str, limit: int) -> None:
+    def __init__(self, run_id: str, what: str, limit: int, setting: str = "mailbox_limit") -> None:
         self.limit = limit
+        holds = f"holds {limit} unread messages, its limit"
+        if setting == "mailbox_bytes":
+            holds = f"would hold more than {limit:,} bytes of unread messages, its limit"
         super().__init__(
             run_id,
-            f"the mailbox of run {run_id!r} holds {limit} unread messages, its limit: {what} was not delivered; "
-            "the run has to wait for them, or raise the setting mailbox_limit",
+            f"the mailbox of run {run_id!r} {holds}: {what} was not delivered; "
+            f"the run has to wait for them, or raise the setting {setting}",
         )
 
 

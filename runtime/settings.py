@@ -101,6 +101,8 @@ class Settings:
     payload_limit: int = 2 * 1024 * 1024
     mailbox_limit: int = 10_000
     """Unread messages of one run."""
+    mailbox_bytes: int = 64 * 1024 * 1024
+    """Of their payloads together."""
     recording: str = "full"
     """full: inputs of steps, and lines of steps that are running, are kept for people. coarse: neither."""
     input_record_limit: int = 16 * 1024

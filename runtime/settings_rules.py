@@ -254,6 +254,7 @@ RULES: Mapping[str, Rule] = {
     "step_result_limit": Number(1, GIB, "bytes", whole=True, sizes=True),
     "payload_limit": Number(1, GIB, "bytes", whole=True, sizes=True),
     "mailbox_limit": Number(1, 10_000_000, "messages", whole=True),
+    "mailbox_bytes": Number(1, 64 * GIB, "bytes", whole=True, sizes=True),
     "recording": Recording(),
     "input_record_limit": Number(0, GIB, "bytes", whole=True, sizes=True),
     "finished_ttl": Number(0, 10_000_000_000, "seconds", never=True),

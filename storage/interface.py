@@ -44,6 +44,8 @@ from perdure.storage.model import (
 PAGE_ENTRIES = 1_000
 """Of a page of journals: about 5 ms of work for whoever reads it."""
 PAGE_BYTES = 1024 * 1024
+MAILBOX_BYTES = 64 * 1024 * 1024
+"""Of unread messages of one run, unless said otherwise: what a wake may have to read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,9 @@ class RunStore(ABC):
         claim of the start's `Birth` is `claimed`."""
 
     @abstractmethod
-    async def send_message(self, message: Message, *, mailbox_limit: int) -> SendOutcome:
+    async def send_message(
+        self, message: Message, *, mailbox_limit: int, mailbox_bytes: int = MAILBOX_BYTES
+    ) -> SendOutcome:
         """Insert and bump the wake row in one transaction, in that row's order (R6). Waits for the row, 3 s at most
         (`ConflictError`). A duplicate message_id changes nothing. After `UnknownOutcome` sending again settles it."""
 

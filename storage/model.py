@@ -220,6 +220,9 @@ class SendStatus(StrEnum):
     ENDED = "ended"
     UNKNOWN_RUN = "unknown-run"
     FULL = "full"
+    """Too many unread messages."""
+    HEAVY = "heavy"
+    """Their bodies, with this one, are too large together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,13 @@ from perdure.storage.errors import (
     RunnerDeclaredDead,
     UnknownOutcome,
 )
-from perdure.storage.interface import PAGE_BYTES, PAGE_ENTRIES, Capabilities, RunStore
+from perdure.storage.interface import (
+    MAILBOX_BYTES,
+    PAGE_BYTES,
+    PAGE_ENTRIES,
+    Capabilities,
+    RunStore,
+)
 from perdure.storage.model import (
     ClaimRequest,
     Claims,
@@ -140,10 +146,14 @@ class PostgresRunStore(RunStore):
             found = {row["run_id"]: row for row in await _after_write(read, "start")}
         return [_start_outcome(run, created, first, found) for run in runs]
 
-    async def send_message(self, message: Message, *, mailbox_limit: int) -> SendOutcome:
-        return await self._calls.shielded(self._send_message(message, mailbox_limit))
+    async def send_message(
+        self, message: Message, *, mailbox_limit: int, mailbox_bytes: int = MAILBOX_BYTES
+    ) -> SendOutcome:
+        return await self._calls.shielded(self._send_message(message, mailbox_limit, mailbox_bytes))
 
-    async def _send_message(self, message: Message, mailbox_limit: int) -> SendOutcome:
+    async def _send_message(
+        self, message: Message, mailbox_limit: int, mailbox_bytes: int
+    ) -> SendOutcome:
         for _ in range(
             2
         ):  # a run found open below had no wake row only because it had not started yet
@@ -157,14 +167,17 @@ class PostgresRunStore(RunStore):
                 message.body,
                 message.format,
                 mailbox_limit,
+                mailbox_bytes,
                 writes=True,
             )
             row = rows[0]
             if row["stored"] is not None:
                 return SendOutcome(SendStatus.DELIVERED, row["slot"])
             if row["given"] is not None:
-                full = not row["room"] and not row["known"]
-                return SendOutcome(SendStatus.FULL if full else SendStatus.DUPLICATE, row["slot"])
+                status = SendStatus.DUPLICATE
+                if not row["known"]:
+                    status = SendStatus.FULL if not row["room"] else SendStatus.HEAVY
+                return SendOutcome(status, row["slot"])
             found = await self._fetch(self._client_lane, queries.FIND_RUN, message.run_id)
             if not found:
                 return SendOutcome(SendStatus.UNKNOWN_RUN)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from perdure.storage.interface import PAGE_BYTES, PAGE_ENTRIES, RunStore
+from perdure.storage.interface import MAILBOX_BYTES, PAGE_BYTES, PAGE_ENTRIES, RunStore
 from perdure.storage.model import (
     ClaimRequest,
     Claims,
@@ -67,9 +67,11 @@ class SqliteRunStore(RunStore):
             return []
         return await self._database.writer.write(lambda tx: starts.start_runs(tx, runs))
 
-    async def send_message(self, message: Message, *, mailbox_limit: int) -> SendOutcome:
+    async def send_message(
+        self, message: Message, *, mailbox_limit: int, mailbox_bytes: int = MAILBOX_BYTES
+    ) -> SendOutcome:
         return await self._database.writer.write(
-            lambda tx: starts.send_message(tx, message, mailbox_limit),
+            lambda tx: starts.send_message(tx, message, mailbox_limit, mailbox_bytes),
             lock=self._database.settings.lock_timeout,
         )
 

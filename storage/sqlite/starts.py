@@ -114,7 +114,9 @@ def _outcome(
     )
 
 
-def send_message(tx: Transaction, message: Message, mailbox_limit: int) -> SendOutcome:
+def send_message(
+    tx: Transaction, message: Message, mailbox_limit: int, mailbox_bytes: int
+) -> SendOutcome:
     """Insert and bump in one transaction (R6)."""
     key = {"run_id": message.run_id, "message_id": message.message_id}
     wake = tx.row("signal.wake", key)
@@ -123,11 +125,13 @@ def send_message(tx: Transaction, message: Message, mailbox_limit: int) -> SendO
         if ended is None:
             return SendOutcome(SendStatus.UNKNOWN_RUN)
         return SendOutcome(SendStatus.ENDED, ended[0])
-    slot, wake_seq, known, unread = wake
+    slot, wake_seq, known, unread, size = wake
     if known:
         return SendOutcome(SendStatus.DUPLICATE, slot)
     if unread >= mailbox_limit:
         return SendOutcome(SendStatus.FULL, slot)
+    if size + len((message.body or "").encode("utf-8", "surrogatepass")) > mailbox_bytes:
+        return SendOutcome(SendStatus.HEAVY, slot)
     what = f"message {message.message_id!r} to run {message.run_id!r}"
     storable(message.message_id, what)
     values = {

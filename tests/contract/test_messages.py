@@ -176,3 +176,26 @@ async def test_many_mailboxes_in_one_read(world: World) -> None:
     assert sorted(mailboxes) == sorted(names)
     assert [name for name in names if mailboxes[name].messages] == names[::50]
     assert await world.runs.read_mailboxes([]) == {}
+
+
+async def test_a_mailbox_has_a_limit_in_bytes(world: World) -> None:
+    runner = await world.runner()
+    await world.start("r1")
+
+    async def send(message_id: str, body: str | None, **limits: int) -> SendStatus:
+        message = Message("r1", message_id, MessageKind.SIGNAL, name="go", body=body)
+        limits = {"mailbox_limit": 10, "mailbox_bytes": 1_000} | limits
+        return (await world.runs.send_message(message, **limits)).status
+
+    assert await send("m1", "ü" * 300) is SendStatus.DELIVERED  # 600 bytes
+    assert await send("m2", "x" * 401) is SendStatus.HEAVY
+    assert await send("m1", "x" * 401) is SendStatus.DUPLICATE
+    assert await send("m2", "x" * 400) is SendStatus.DELIVERED
+    assert await send("m3", None) is SendStatus.DELIVERED
+    assert await send("m4", "x") is SendStatus.HEAVY
+    assert await send("m4", "x", mailbox_limit=3) is SendStatus.FULL
+    assert await world.wake_seq("r1") == 3
+    run = await runner.claim_one("r1")
+    await runner.commit(write(run, entries=[entry(1)], consumed=[("m1", 1)]))
+    assert await send("m4", "x" * 600) is SendStatus.DELIVERED
+    assert await world.mailbox("r1") == ["m2", "m3", "m4"]

@@ -245,7 +245,7 @@ async def test_a_signal_is_cut_while_it_waits_for_another_sender(ground: Ground,
     await ground.client.start(application.crossing, run_id=run_id)
     await ground.reaches(run_id, RunStatus.SUSPENDED)
     async with foreign(ground.url) as holder:
-        await holder.fetch(queries.SIGNAL, run_id, "signal:x", "signal", "x", '"x"', 1, 100)
+        await holder.fetch(queries.SIGNAL, run_id, "signal:x", "signal", "x", '"x"', 1, 100, 100)
         await cut_in_lock_wait(ground, "signal", lambda: ground.call(run_id, "signal"), holder, end)
     await ground.check(run_id, await ground.outcome(run_id), "signal")
 

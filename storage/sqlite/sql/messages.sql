@@ -2,7 +2,9 @@
 -- The mailbox of a live run. No row: the run has ended, or there is none.
 select w.slot, w.wake_seq,
        exists (select 1 from perdure_messages m where m.run_id = w.run_id and m.message_id = :message_id) as known,
-       (select count(*) from perdure_messages m where m.run_id = w.run_id and m.consumed_seq is null) as unread
+       (select count(*) from perdure_messages m where m.run_id = w.run_id and m.consumed_seq is null) as unread,
+       (select coalesce(sum(length(cast(m.body as blob))), 0) from perdure_messages m
+         where m.run_id = w.run_id and m.consumed_seq is null) as bytes
   from perdure_wakes w
  where w.run_id = :run_id
 

@@ -201,10 +201,10 @@ class FatalRunStore(SqliteRunStore):
             self._fatal.event == "start", lambda: super(FatalRunStore, self).start_runs(runs)
         )
 
-    async def send_message(self, message: Message, *, mailbox_limit: int) -> SendOutcome:
+    async def send_message(self, message: Message, **limits: int) -> SendOutcome:
         return await self._at(
             self._fatal.event == f"send {message.kind.value}",
-            lambda: super(FatalRunStore, self).send_message(message, mailbox_limit=mailbox_limit),
+            lambda: super(FatalRunStore, self).send_message(message, **limits),
         )
 
     async def cancel_unentered(self, run_id: str, *, batch_id: int, reason: str | None) -> bool:
