@@ -271,6 +271,19 @@ class Keeper(_KeeperThread):
             randomness=randomness,
         )
         self._lease = LeaseLoop(open_store, config, clock, self._randomness, self._publish)
+        self._held = False
+        self._born = clock.monotonic()
+
+    def unready(self) -> str | None:
+        """A new runner is ready once it has held a shard, or a lease after its birth: there may be none for it."""
+        reason = super().unready()
+        if reason is None and not self._held:
+            topology, me = self.state.topology, self.identity.runner_id
+            shards = () if topology is None else topology.shards
+            self._held = any(shard.runner_id == me for shard in shards)
+            if not self._held and self._clock.monotonic() < self._born + self._config.lease:
+                return "the runner has no shard yet"
+        return reason
 
     def look_now(self) -> None:
         self._in_loop(self._lease.look_now)

@@ -23,7 +23,6 @@ from perdure.runtime.cli.output import (
     span,
 )
 from perdure.runtime.client import Client
-from perdure.runtime.logs import NONE_YET
 from perdure.runtime.settings import Settings
 from perdure.runtime.views import ClusterStatus, RunnerView
 
@@ -215,7 +214,7 @@ def print_status(
     found: ClusterStatus, instances: Sequence[Instance], shown: Sequence[Instance]
 ) -> None:
     headings = (
-        "replica", "state", "address", "dialect", "tier", "shard lock", "CDC", "cron", "shards", "lease age", "running",
+        "replica", "state", "address", "dialect", "tier", "shard lock", "shards", "lease age", "running",
     )  # fmt: skip
     print_table(headings, [_row(each) for each in shown])
     out = console()
@@ -237,7 +236,7 @@ def footer(found: ClusterStatus, instances: Sequence[Instance]) -> str:
     flight = ", ".join(f"{number} {word}" for word, number in sorted(found.runs.items())) or "none"
     return (
         f"active replicas {active(instances)} · claims {claims(found)} · workflow runs in flight: {flight} · "
-        f"schedule runs: {NONE_YET} · shards {found.shard_count}, {found.shards_unowned} unowned"
+        f"shards {found.shard_count}, {found.shards_unowned} unowned"
     )
 
 
@@ -264,16 +263,10 @@ def _row(each: Instance) -> Sequence[object]:
         info.get("dialect"),
         info.get("tier"),
         info.get("shard_lock"),
-        _brief(info.get("cdc")),
-        _brief(info.get("cron")),
         runner.shards,
         span(each.lease_age) or "no lease",
         "?" if each.running is None else each.running,
     )
-
-
-def _brief(text: str | None) -> str | None:
-    return "none" if text == NONE_YET else text
 
 
 def _lock_reason(info: Mapping[str, str]) -> str:
