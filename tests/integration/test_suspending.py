@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,11 @@ from perdure.storage.clock import SystemClock
 from perdure.storage.connect import DatabaseSettings, connect
 from perdure.storage.interface import RunnerIdentity
 from perdure.storage.model import ClaimRequest, RunStatus
+from tests.harness.pods import ROOT, Pods
+from tests.harness.releases import FIRST, source_of
+from tests.harness.sidelog import SideLog
 from tests.harness.waiting import until
+from tests.integration.apps.ears import Listening, ear
 from tests.integration.in_process import Definitions, client_on, runner_on, until_status
 
 pytestmark = pytest.mark.req("SL5", "SL7")
@@ -283,3 +288,44 @@ async def three_steps(ctx: Context, name: str) -> list[str]:
         result.append(await ctx.step(brief, f"{name}{number}"))
         await ctx.sleep(0.05)
     return result
+
+
+@pytest.mark.slow
+@pytest.mark.req("OP3")
+async def test_a_pod_of_the_first_release_leaves_a_suspend_to_those_that_know_it(
+    migrated_postgres_url: str, tmp_path: Path
+) -> None:
+    """It goes on with the run; whoever of this release claims it next puts it on hold."""
+    url = migrated_postgres_url
+    first_release = source_of(FIRST, tmp_path / "first")
+    side_log = tmp_path / "side.log"
+    env = {"PERDURE_LEASE": "2", "PERDURE_PARK_AFTER": "60"}
+    app = "tests.integration.apps.ears:app"
+    with Pods(app, url, tmp_path, env=env, side_log=side_log) as pods:
+        async with Client(url, workflows=[ear]) as client:
+            old = pods.start("old", env={"PYTHONPATH": f"{first_release}:{ROOT}"})
+            await old.wait_http("/readyz", deadline=30)
+            handle = await client.start(ear, Listening(signals=3))
+
+            async def heard(word: str) -> None:
+                def look() -> bool:
+                    return word in {e.key for e in SideLog(side_log).executions()}
+
+                await until(look, what=f"{word!r} heard", deadline=20)
+
+            await heard("listens")
+            await client.suspend(handle.run_id)
+            await client.signal(handle.run_id, "go", "one")
+            await heard("one")
+            old.terminate()
+            assert await old.wait_end() == 0
+            assert "Traceback" not in old.log
+            new = await pods.ready("new", env={"PERDURE_SHARD_LOCK": "row"})
+            await client.signal(handle.run_id, "go", "two")
+            await until_held(client, handle.run_id)
+            assert "two" not in {e.key for e in SideLog(side_log).executions()}
+            await client.resume(handle.run_id)
+            await heard("two")
+            await client.signal(handle.run_id, "go", "three")
+            assert await handle.wait(20) == 3
+            assert new.alive
