@@ -24,6 +24,7 @@ LIBRARIES = sorted(Path("/usr/lib").glob("**/faketime/libfaketimeMT.so.1"))
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.alone,
     pytest.mark.req("CL3"),
     pytest.mark.skipif(not LIBRARIES, reason="libfaketime is not installed"),
 ]

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.fixtures import audited_database
 from tests.harness.postgres import PrivatePostgres
 from tests.harness.proxy import PostgresProxy
+from tests.harness.sidelog import Fault
 from tests.harness.waiting import until
 from tests.integration.apps.beats import Beats
 from tests.integration.fault_world import World, of_runs, taken_from
@@ -31,6 +33,7 @@ async def settled(w: World) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(400)
 @pytest.mark.req("CL5")
 async def test_killed_pods_are_taken_over_within_a_second(
@@ -68,6 +71,8 @@ async def test_killed_pods_are_taken_over_within_a_second(
     assert statistics.median(firsts) <= 1.0
 
 
+@pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.req("CL5", "CL11")
 async def test_a_pod_whose_keeper_alone_is_cut_off_for_200_ms_repeats_nothing(
     postgres: PrivatePostgres, audited_postgres_url: str, tmp_path: Path
@@ -105,9 +110,6 @@ async def test_an_old_copy_of_the_server_is_started_under_live_pods(
     tmp_path: Path, shard_lock: str
 ) -> None:
     """A base backup, work for a while, then the copy in the server's place: commits are lost, and nothing else."""
-    from tests.harness.fixtures import audited_database
-    from tests.harness.sidelog import Fault
-
     with PrivatePostgres() as server, audited_database(server) as url:
         async with World(url, tmp_path, lease=4.0, shard_lock=shard_lock) as w:
             pods = await w.three()

@@ -38,7 +38,7 @@ def name_of(url: str) -> str:
     return url.rpartition("/")[2]
 
 
-@pytest.mark.parametrize("pool", [3, 40])
+@pytest.mark.parametrize("pool", [pytest.param(3, marks=pytest.mark.slow), 40])
 @pytest.mark.parametrize("mode", ["session", "transaction"])
 async def test_a_pooler_that_rotates_sessions_is_noticed(
     postgres: PrivatePostgres, migrated_postgres_url: str, mode: PoolMode, pool: int

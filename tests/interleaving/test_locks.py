@@ -50,6 +50,7 @@ async def test_shortcut_and_lost_session(statements: Arena) -> None:
     )
 
 
+@pytest.mark.slow
 async def test_shortcut_and_expiry_and_return(statements: Arena) -> None:
     """One observer goes by the lock, another by the lease, which is over."""
     await statements.race(
