@@ -76,6 +76,7 @@ class LeaseLoop:
         self._connected_at = float("-inf")
         self._history = 0
         self._cut = False
+        self._left: list[ClusterStore] = []
         self._closing: set[asyncio.Task[None]] = set()
         self._renew_at = self._look_at = 0.0
         self._failures = 0
@@ -143,6 +144,9 @@ class LeaseLoop:
     async def end(self, *, leave: bool) -> None:
         """Leave the cluster if asked and still possible (else the lease runs out), and close."""
         store, self._store = self._store, None
+        self._close_what_is_left()
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=min(1.0, self._config.renewal))
         if store is None:
             return
         try:
@@ -184,6 +188,7 @@ class LeaseLoop:
                 await self._server_replaced(store)
             else:
                 await self._renew(store, newly=True)
+            self._close_what_is_left()
             if self.state.alive:
                 assert self._me is not None
                 await self._take_lock(store, self._me.runner_id)
@@ -382,14 +387,20 @@ class LeaseLoop:
     async def _forget_connection(self) -> None:
         """A connection that may be cut is never used again, and whoever was silent while nobody could renew is heard
         anew. In advisory mode others may soon take me for lost: nothing is begun until I have renewed."""
-        store, self._store, self._cut = self._store, None, False
+        if self._store is not None:
+            self._left.append(self._store)
+        self._store, self._cut = None, False
         self._patience.restart()
         self._suspicion.restart()
         if self._config.advisory:
             soon = self._clock.monotonic() + APART
             self._set(trusted_until=min(self.state.trusted_until, soon))
-        if store is not None:
-            # A call that hangs in it is waited for by nobody.
+
+    def _close_what_is_left(self) -> None:
+        """Connections that failed: kept until I have renewed on a new one, since one that is only slow has my lock.
+        A call that hangs in one is waited for by nobody."""
+        left, self._left = self._left, []
+        for store in left:
             closing = asyncio.create_task(self._close(store), name="keeper-closes")
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)

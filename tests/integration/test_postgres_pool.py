@@ -130,3 +130,29 @@ async def test_a_restarted_server_is_found_again_by_the_next_call(
             return False
 
         await until(answered, what="an answer of the restarted server")
+
+
+@pytest.mark.req("CL11")
+async def test_the_keeper_reconnects_before_the_pool_does(
+    postgres: PrivatePostgres, migrated_postgres_url: str
+) -> None:
+    database = connect(DatabaseSettings(migrated_postgres_url, pool=3), clock=SystemClock())
+    keeper, runs = database.keeper(), database.runs()
+    await runs.open()
+    await keeper.open()
+    lost = asyncio.Event()
+    keeper.on_lost(lost.set)
+    await postgres.query(
+        "select pg_terminate_backend(pid) from pg_stat_activity"
+        " where datname = $1 and pid <> pg_backend_pid()",
+        migrated_postgres_url.rpartition("/")[2],
+    )
+    await asyncio.wait_for(lost.wait(), 5)
+    read = asyncio.create_task(runs.server_now())
+    done, _ = await asyncio.wait([read], timeout=0.3)
+    assert not done, "the pool waits"
+    again = database.keeper()
+    await again.open()
+    assert await asyncio.wait_for(read, 5) > 0
+    for store in (keeper, again, runs):
+        await store.close()
