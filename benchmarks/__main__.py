@@ -1,62 +1,44 @@
-"""`python -m benchmarks [--runs N] [--rounds N]`: speed of this machine's perdure on a private, durable PostgreSQL.
+"""`python -m benchmarks [--runs N] [--rounds N] [--peers FOLDER]`: speed of this machine's perdure on a private server.
 
-JSON lines: bench, metric, value, unit, ratio_to_limit. The limit is the rate at which 50 asyncpg connections commit
-one-row inserts on the same server in the same round; every figure is the median of the rounds. The client is in the
-pod's process, fsync is on, no audit triggers are installed.
+JSON lines: bench, metric, value, unit, ratio (to the round's limit, or of the value itself), goal, lowest, highest. The
+limit is the rate at which 50 asyncpg connections commit one-row inserts on the same server in the same round; every
+figure is the median of the rounds, and ``noise`` how far the limits of the rounds are apart. The client is in the pod's
+process, fsync is on, no audit triggers are installed.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import asyncpg
 import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from perdure import App, Context, WorkflowDefinition, step, workflow
+from benchmarks import measures, peers
+from benchmarks.measures import runner_on, throughput
+from benchmarks.workflows import one, ten
 from perdure.runtime.logs import configure_logs
-from perdure.runtime.runner import Runner
 from perdure.runtime.settings import Settings
 from perdure.storage.connect import migrate
 from tests.harness.postgres import PrivatePostgres
 
-CONNECTIONS = 50
-LIMIT_SECONDS = 2.0
-
-
-@step
-async def add(number: int) -> int:
-    return number + 1
-
-
-@workflow(name="bench.one")
-async def one(ctx: Context, number: int) -> int:
-    return await ctx.step(add, number)
-
-
-@workflow(name="bench.ten")
-async def ten(ctx: Context, number: int) -> int:
-    for _ in range(10):
-        number = await ctx.step(add, number)
-    return number
-
 
 @dataclass
 class Figures:
-    """Values of one metric over the rounds, and its ratio to the round's limit."""
+    """Values of one metric over the rounds, and its ratios. goal: what the ratio, or the value, should be."""
 
     unit: str
+    goal: str | None = None
     values: list[float] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)
 
@@ -66,110 +48,118 @@ class Figures:
             self.ratios.append(value / limit)
 
 
-async def commit_rate(url: str) -> float:
-    """One-row commits a second by 50 connections: what the disk and the server allow."""
-    connections = [await asyncpg.connect(url) for _ in range(CONNECTIONS)]
-    await connections[0].execute("create table if not exists bench_limit (id bigserial, v text)")
-    end = time.perf_counter() + LIMIT_SECONDS
-    counts = [0] * CONNECTIONS
-
-    async def write(n: int, connection: asyncpg.Connection) -> None:
-        while time.perf_counter() < end:
-            await connection.execute("insert into bench_limit (v) values ('x')")
-            counts[n] += 1
-
-    await asyncio.gather(*(write(n, c) for n, c in enumerate(connections)))
-    for connection in connections:
-        await connection.close()
-    return sum(counts) / LIMIT_SECONDS
+Table = dict[tuple[str, str], Figures]
 
 
-async def throughput(
-    runner: Runner, which: WorkflowDefinition[int, int], runs: int
-) -> tuple[float, float]:
-    """(runs a second, CPU seconds of this process) with 50 in flight from start to result."""
-    gate = asyncio.Semaphore(CONNECTIONS)
-
-    async def drive(n: int) -> None:
-        async with gate:
-            await runner.client.run(which, n)
-
-    cpu, began = time.process_time(), time.perf_counter()
-    await asyncio.gather(*(drive(n) for n in range(runs)))
-    return runs / (time.perf_counter() - began), time.process_time() - cpu
-
-
-async def latency(runner: Runner, runs: int) -> float:
-    """Median seconds from start to result of a one-step run on an idle system."""
-    taken = []
-    for n in range(runs):
-        began = time.perf_counter()
-        await runner.client.run(one, n)
-        taken.append(time.perf_counter() - began)
-    return statistics.median(taken)
+def empty_table() -> Table:
+    return {
+        ("limit", "one-row commits"): Figures("1/s"),
+        ("limit", "one commit, alone"): Figures("ms"),
+        ("one-step", "runs"): Figures("1/s", ">= 0.2"),
+        ("one-step", "cpu per run"): Figures("µs"),
+        ("ten-step", "steps"): Figures("1/s", ">= 0.45"),
+        ("ten-step", "cpu per step"): Figures("µs", "<= 75 µs"),
+        ("ten-step", "cpu per step, traced"): Figures("µs", "<= 120 µs"),
+        ("two processes", "steps"): Figures("1/s", ">= 0.6"),
+        ("start_many", "starts, to bare inserts"): Figures("1/s", ">= 0.6"),
+        ("one-step", "start to result, alone"): Figures("ms"),
+        ("one-step", "the same less four commits"): Figures("ms", "<= 3 ms"),
+        ("2 MiB results", "p99 of small runs beside them"): Figures("times", "<= 1.3"),
+    }
 
 
-async def one_round(
-    server: PrivatePostgres, runs: int, figures: dict[tuple[str, str], Figures]
-) -> None:
+async def one_round(server: PrivatePostgres, runs: int, table: Table, *, traced: bool) -> None:
+    """One round. traced: only what an OpenTelemetry SDK changes."""
     url = server.url(await asyncio.to_thread(server.create_database))
     await asyncio.to_thread(migrate, Settings(db=url).database())
-    limit = await commit_rate(url)
-    figures[("limit", "one-row commits")].add(limit)
-    runner = Runner(App("bench", workflows=[one, ten]), Settings(db=url, runner_port=0))
+    few = max(100, runs // 4)
+    if traced:
+        runner = runner_on(url)
+        await runner.start()
+        try:
+            await throughput(runner, one, 200)
+            _, cpu = await throughput(runner, ten, few)
+            table["ten-step", "cpu per step, traced"].add(cpu / few / 10 * 1e6)
+        finally:
+            await runner.stop()
+        return
+    limit = await measures.commit_rate(url)
+    alone = await measures.commit_alone(url)
+    table["limit", "one-row commits"].add(limit)
+    table["limit", "one commit, alone"].add(alone * 1e3)
+    raw = await measures.raw_starts(url, 10_000)
+    many = await measures.many_starts(url, 10_000)
+    table["start_many", "starts, to bare inserts"].add(many, raw)
+    runner = runner_on(url)
     await runner.start()
     try:
         await throughput(runner, one, 200)  # warm up, and take the shards
+        gc.freeze()  # as a pod does once it is up
         rate, cpu = await throughput(runner, one, runs)
-        figures[("one-step", "runs")].add(rate, limit)
-        figures[("one-step", "cpu per run")].add(cpu / runs * 1e6)
-        rate, cpu = await throughput(runner, ten, max(100, runs // 4))
-        figures[("ten-step", "steps")].add(rate * 10, limit)
-        figures[("ten-step", "cpu per step")].add(cpu / max(100, runs // 4) / 10 * 1e6)
-        figures[("one-step", "start to result, alone")].add(await latency(runner, 100) * 1e3)
+        table["one-step", "runs"].add(rate, limit)
+        table["one-step", "cpu per run"].add(cpu / runs * 1e6)
+        rate, cpu = await throughput(runner, ten, few)
+        table["ten-step", "steps"].add(rate * 10, limit)
+        table["ten-step", "cpu per step"].add(cpu / few / 10 * 1e6)
+        taken = await measures.latency(runner, 100)
+        table["one-step", "start to result, alone"].add(taken * 1e3)
+        table["one-step", "the same less four commits"].add((taken - 4 * alone) * 1e3)
+        table["2 MiB results", "p99 of small runs beside them"].add(
+            await measures.beside_large(runner)
+        )
     finally:
         await runner.stop()
+    table["two processes", "steps"].add(await measures.two_processes(url, few), limit)
 
 
-def report(figures: dict[tuple[str, str], Figures]) -> None:
-    for (bench, metric), values in figures.items():
+def report(table: Table) -> None:
+    for (bench, metric), figures in table.items():
+        if not figures.values:
+            continue
         line = {
             "bench": bench,
             "metric": metric,
-            "value": round(statistics.median(values.values), 2),
-            "unit": values.unit,
-            "ratio_to_limit": round(statistics.median(values.ratios), 3) if values.ratios else None,
-            "lowest": round(min(values.values), 2),
-            "highest": round(max(values.values), 2),
+            "value": round(statistics.median(figures.values), 2),
+            "unit": figures.unit,
+            "ratio": round(statistics.median(figures.ratios), 3) if figures.ratios else None,
+            "goal": figures.goal,
+            "lowest": round(min(figures.values), 2),
+            "highest": round(max(figures.values), 2),
         }
-        print(json.dumps(line), flush=True)
+        print(json.dumps(line, ensure_ascii=False), flush=True)
+    noise = measures.spread(table["limit", "one-row commits"].values)
+    load = os.getloadavg()[0]
+    print(json.dumps({"bench": "noise", "of the limit": round(noise, 3), "load": round(load, 2)}))
 
 
-async def measure(runs: int, rounds: int) -> None:
-    figures = {
-        ("limit", "one-row commits"): Figures("1/s"),
-        ("one-step", "runs"): Figures("1/s"),
-        ("one-step", "cpu per run"): Figures("µs"),
-        ("ten-step", "steps"): Figures("1/s"),
-        ("ten-step", "cpu per step"): Figures("µs"),
-        ("one-step", "start to result, alone"): Figures("ms"),
-    }
+async def measure(runs: int, rounds: int, folder: Path | None) -> None:
+    table = empty_table()
     with PrivatePostgres(durable=True) as server:
         for number in range(rounds):
             print(f"round {number + 1} of {rounds}", file=sys.stderr, flush=True)
-            await one_round(server, runs, figures)
-    report(figures)
+            await one_round(server, runs, table, traced=False)
+        if measures.trace_everything():
+            for _ in range(rounds):
+                await one_round(server, runs, table, traced=True)
+    if folder is not None:
+        limit = statistics.median(table["limit", "one-row commits"].values)
+        for (name, metric), values in (await peers.measure(folder, rounds)).items():
+            figures = table[name, metric] = Figures("1/s")
+            for value in values:
+                figures.add(value, limit)
+    report(table)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--runs", type=int, default=4000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peers", type=Path, help="a folder with a harness of other systems")
     options = parser.parse_args(arguments)
-    configure_logs(format="console", level="warning")
+    configure_logs(format="console", level="error")
     os.chdir(tempfile.gettempdir())
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
-        loop.run(measure(options.runs, options.rounds))
+        loop.run(measure(options.runs, options.rounds, options.peers and options.peers.resolve()))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.__main__ import ten, throughput
+from benchmarks.measures import throughput
+from benchmarks.workflows import ten
 from perdure import App
 from perdure.runtime.logs import configure_logs
 from perdure.runtime.runner import Runner

@@ -1,0 +1,202 @@
+"""One measurement each, on a server and a runner that are given."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import asyncpg
+from opentelemetry import trace
+
+from benchmarks.workflows import app, large, nobody, one
+from perdure import Client, WorkflowDefinition
+from perdure.runtime.runner import Runner
+from perdure.runtime.settings import Settings
+
+CONNECTIONS = 50
+LIMIT_SECONDS = 2.0
+ROOT = Path(__file__).resolve().parent.parent
+
+INSERT_RAW = """
+with input as (
+  select * from unnest($1::text[], $2::int[], $3::text[], $4::bigint[]) as u(run_id, slot, payload, token)),
+runs as (insert into perdure_runs (run_id, slot, workflow, seed, start_token, payload)
+         select run_id, slot, 'bench.raw', token, token, payload from input),
+fences as (insert into perdure_fences (run_id, slot, workflow) select run_id, slot, 'bench.raw' from input)
+insert into perdure_wakes (run_id, slot, wake_at) select run_id, slot, now() from input
+"""
+"""The rows of a start and nothing else: no look-up, no answer."""
+CHUNK = 500
+
+
+def runner_on(url: str, **settings: object) -> Runner:
+    return Runner(app, Settings(db=url, runner_port=0, **settings))  # type: ignore[arg-type]
+
+
+async def commit_rate(url: str) -> float:
+    """One-row commits a second by 50 connections: what the disk and the server allow."""
+    connections = [await asyncpg.connect(url) for _ in range(CONNECTIONS)]
+    await connections[0].execute("create table if not exists bench_limit (id bigserial, v text)")
+    end = time.perf_counter() + LIMIT_SECONDS
+    counts = [0] * CONNECTIONS
+
+    async def write(n: int, connection: asyncpg.Connection[asyncpg.Record]) -> None:
+        while time.perf_counter() < end:
+            await connection.execute("insert into bench_limit (v) values ('x')")
+            counts[n] += 1
+
+    await asyncio.gather(*(write(n, c) for n, c in enumerate(connections)))
+    for connection in connections:
+        await connection.close()
+    return sum(counts) / LIMIT_SECONDS
+
+
+async def commit_alone(url: str, commits: int = 200) -> float:
+    """Median seconds of a one-row commit with nobody beside it."""
+    connection = await asyncpg.connect(url)
+    taken = []
+    for _ in range(commits):
+        began = time.perf_counter()
+        await connection.execute("insert into bench_limit (v) values ('x')")
+        taken.append(time.perf_counter() - began)
+    await connection.close()
+    return statistics.median(taken)
+
+
+async def throughput(
+    runner: Runner, which: WorkflowDefinition[int, int], runs: int
+) -> tuple[float, float]:
+    """(runs a second, CPU seconds of this process) with 50 in flight from start to result."""
+    gate = asyncio.Semaphore(CONNECTIONS)
+
+    async def drive(n: int) -> None:
+        async with gate:
+            await runner.client.run(which, n)
+
+    cpu, began = time.process_time(), time.perf_counter()
+    await asyncio.gather(*(drive(n) for n in range(runs)))
+    return runs / (time.perf_counter() - began), time.process_time() - cpu
+
+
+async def latency(runner: Runner, runs: int) -> float:
+    """Median seconds from start to result of a one-step run on an idle system."""
+    taken = await _one_by_one(runner, runs)
+    return statistics.median(taken)
+
+
+async def _one_by_one(runner: Runner, runs: int) -> list[float]:
+    taken = []
+    for n in range(runs):
+        began = time.perf_counter()
+        await runner.client.run(one, n)
+        taken.append(time.perf_counter() - began)
+    return taken
+
+
+async def beside_large(runner: Runner, runs: int = 400) -> float:
+    """The 99th percentile of small runs while one run writes 2 MiB results, over the same without it."""
+    alone = await _small_p99(runner, runs)
+    writing = asyncio.create_task(_write_large(runner))
+    try:
+        beside = await _small_p99(runner, runs)
+    finally:
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+    return beside / alone
+
+
+async def _write_large(runner: Runner) -> None:
+    while True:
+        await runner.client.run(large, 5)
+
+
+async def _small_p99(runner: Runner, runs: int) -> float:
+    """Of one-step runs, ten at a time."""
+    taken = await asyncio.gather(*(_one_by_one(runner, runs // 10) for _ in range(10)))
+    return statistics.quantiles((each for some in taken for each in some), n=100)[-1]
+
+
+async def two_processes(url: str, runs: int) -> float:
+    """Steps a second of two pods that share the shards, each starting half of the runs."""
+    command = [sys.executable, "-m", "benchmarks.worker", url, str(runs // 2)]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    workers = [
+        await asyncio.create_subprocess_exec(
+            *command,
+            cwd=ROOT,
+            env=environment,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        for _ in range(2)
+    ]
+    for worker in workers:
+        assert worker.stdout is not None
+        assert await worker.stdout.readline() == b"ready\n", "a pod did not get its shards"
+    began = time.perf_counter()
+    for worker in workers:
+        assert worker.stdin is not None
+        worker.stdin.write(b"go\n")
+    ended = 0
+    for worker in workers:
+        assert worker.stdout is not None
+        ended += int(json.loads(await worker.stdout.readline())["runs"])
+    seconds = time.perf_counter() - began
+    for worker in workers:
+        assert worker.stdin is not None
+        worker.stdin.close()
+        await worker.wait()
+    return ended * 10 / seconds
+
+
+async def raw_starts(url: str, rows: int) -> float:
+    """Rows a second of bare inserts into the three tables of a start, two chunks under way."""
+    connections = [await asyncpg.connect(url) for _ in range(2)]
+    numbers = iter(range(0, rows, CHUNK))
+    began = time.perf_counter()
+
+    async def insert(connection: asyncpg.Connection[asyncpg.Record]) -> None:
+        for first in numbers:
+            part = range(first, first + CHUNK)
+            ids = [f"raw-{began:.6f}-{n:09}" for n in part]
+            slots = [n * 7919 % 65_536 for n in part]
+            await connection.execute(
+                INSERT_RAW, ids, slots, [str(n) for n in part], [n + 1 for n in part]
+            )
+
+    await asyncio.gather(*(insert(connection) for connection in connections))
+    rate = rows / (time.perf_counter() - began)
+    for connection in connections:
+        await connection.close()
+    return rate
+
+
+async def many_starts(url: str, rows: int) -> float:
+    """Starts a second of `start_many` by a client without a runner."""
+    async with Client(url, workflows=[nobody]) as client:
+        began = time.perf_counter()
+        started = await client.start_many(nobody, range(rows))
+        rate = rows / (time.perf_counter() - began)
+    assert all(item.created for item in started)
+    return rate
+
+
+def trace_everything() -> bool:
+    """Set up an OpenTelemetry SDK that records every span and exports none; False where there is none."""
+    try:
+        from opentelemetry.sdk.trace import TracerProvider
+    except ImportError:
+        return False
+    trace.set_tracer_provider(TracerProvider())
+    return True
+
+
+def spread(values: Sequence[float]) -> float:
+    """How far apart the values of one metric are, as a share of their median."""
+    return (max(values) - min(values)) / statistics.median(values)
