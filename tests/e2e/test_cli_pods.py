@@ -11,6 +11,7 @@ import textwrap
 import pytest
 
 from perdure.storage.connect import DatabaseSettings, migrate
+from perdure.storage.schema import SCHEMA_VERSION
 from tests.e2e.commands import APP, ROOT, Commands, environment, pods
 from tests.harness.pods import Pod
 from tests.harness.waiting import until
@@ -202,7 +203,9 @@ class TestServe:
         refused = cli.process("serve", APP, "--db", db_url).refused(code=3)
         assert f"perdure migrate --db {db_url}" in refused
         assert (
-            cli.process("migrate", "--db", db_url).ok().err.endswith("schema version none -> 1\n")
+            cli.process("migrate", "--db", db_url)
+            .ok()
+            .err.endswith(f"schema version none -> {SCHEMA_VERSION}\n")
         )
         assert (
             cli.process("migrate", "--db", db_url).ok().err.endswith("version 2, nothing to do\n")
