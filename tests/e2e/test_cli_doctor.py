@@ -6,6 +6,8 @@ import pytest
 
 from perdure.storage.connect import DatabaseSettings, migrate
 from tests.e2e.commands import Commands, pods
+from tests.harness.pgbouncer import MISSING, PgBouncer
+from tests.harness.postgres import PrivatePostgres
 
 pytestmark = pytest.mark.req("DB11")
 
@@ -46,6 +48,7 @@ def test_without_a_database_it_refuses(tmp_path):
     assert "no database" in refused
 
 
+@pytest.mark.slow
 async def test_of_pods_that_work_and_one_that_does_not_answer(migrated_postgres_url, tmp_path):
     cli = Commands(migrated_postgres_url, tmp_path)
     with pods(cli, tmp_path, lease="20") as running:
@@ -72,3 +75,40 @@ def test_it_only_reads(migrated_sqlite_url, tmp_path):
     before = cli.show(run_id)
     cli("doctor")
     assert cli.show(run_id) == before
+
+
+@pytest.mark.skipif(not PgBouncer.installed(), reason=MISSING)
+def test_a_pooler_that_rotates_sessions_is_found_through_it(
+    postgres: PrivatePostgres, migrated_postgres_url, tmp_path
+):
+    with PgBouncer(postgres, mode="transaction") as pooler:
+        url = pooler.url(migrated_postgres_url.rpartition("/")[2])
+        done = Commands(url, tmp_path)("doctor", "--format", "json")
+        assert "rotates server connections" in found(done.json)["pooler"][0], done
+    direct = Commands(migrated_postgres_url, tmp_path)("doctor", "--format", "json")
+    assert "pooler" not in found(direct.json)
+
+
+@pytest.mark.slow
+async def test_another_server_is_told_until_somebody_has_seen_to_it(
+    postgres: PrivatePostgres, migrated_postgres_url, tmp_path
+):
+    """As after a fail-over or a restore: what runners wrote down is not where they are now."""
+    cli = Commands(migrated_postgres_url, tmp_path)
+    database = migrated_postgres_url.rpartition("/")[2]
+    with pods(cli, tmp_path, lease="2") as running:
+        pod = await running.ready()
+        pod.terminate()
+        await pod.wait_end()
+        postgres.run_sql(
+            "update perdure_meta set value = '1/1' where key = 'server'", database=database
+        )
+        pod = await running.ready("moved")
+        pod.terminate()
+        await pod.wait_end()
+    what = found(cli("doctor", "--format", "json").json)["server"][0]
+    assert "was last used on the server 1/1" in what
+    assert "perdure after-restore" in what
+    assert "the cluster's id is now" in cli("after-restore").ok().err
+    assert "server" not in found(cli("doctor", "--format", "json").json)
+    assert "nothing to void" in cli("after-restore").ok().err

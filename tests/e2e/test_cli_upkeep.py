@@ -138,3 +138,22 @@ async def test_voiding_is_done_whole_or_not_at_all(migrated_postgres_url, name, 
         assert [(await world.record(r)).claim_id for r in ("r1", "r2")] == [None, None]
         await again.close()
     await world.close()
+
+
+@pytest.mark.parametrize("where", ["before", "after_commit"])
+@pytest.mark.parametrize("name", ["replace_shards", "commit"])
+async def test_resharding_is_done_whole_or_not_at_all(migrated_postgres_url, name, where):
+    world = await World(migrated_postgres_url).open()
+    port, database = port_and_name(migrated_postgres_url)
+    async with PostgresProxy(port) as proxy:
+        rule = proxy.cut(name=name, where=where)
+        store = upkeep(DatabaseSettings(proxy.url(database)), clock=SystemClock())
+        await store.open()
+        with pytest.raises((UnknownOutcome, DatabaseUnavailable)):
+            await store.reshard(9, apply=True)
+        await rule.happened.wait()
+        await store.close()
+    count = (await world.cluster.open()).shard_count
+    assert count == (9 if (name, where) == ("commit", "after_commit") else 4)
+    assert len((await world.cluster.read_topology()).shards) == count
+    await world.close()
