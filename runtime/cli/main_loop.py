@@ -11,7 +11,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import structlog
-import uvloop
 
 T = TypeVar("T")
 
@@ -24,7 +23,7 @@ log = structlog.get_logger("perdure.cli")
 def run_to_end(main: Coroutine[Any, Any, int]) -> int:
     """Run ``main`` on a loop of its own and return or raise as it does; soon afterwards the process ends, with what
     it returned as exit code."""
-    loop = uvloop.new_event_loop()
+    loop = host_loop()
     asyncio.set_event_loop(loop)
     code = 1
     ended = False
@@ -38,6 +37,20 @@ def run_to_end(main: Coroutine[Any, Any, int]) -> int:
         _let_go(loop)
         asyncio.set_event_loop(None)
         loop.close()
+
+
+def host_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's, or where it is not installed asyncio's own, with a line that says so."""
+    try:
+        import uvloop
+    except ImportError as error:
+        log.warning(
+            "loop.plain",
+            error=str(error),
+            what="uvloop cannot be had here: this pod runs on asyncio's own loop, which is slower",
+        )
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
 
 
 def _threads_left() -> bool:

@@ -142,7 +142,8 @@ class Activation:
         self._events: list[RunEvent] = []
         self._flight: RunWrite | None = None
         self._ending: Ending | None = None
-        self._quiet_since = around.now()
+        self._quiet_since: float | None = None
+        """Since when the body has been quiescent with nothing of its own under way; None: not looked at yet."""
         self._look_again: asyncio.TimerHandle | None = None
         self._cancel_reason: str | None = None
         self._suspends: Sequence[Message] = ()
@@ -233,7 +234,7 @@ class Activation:
         """The frozen body goes on where it was."""
         assert self.body is not None
         self._waking = False
-        self._quiet_since = self.around.now()
+        self._quiet_since = None
         self.body.wake()
         self._first_mail(mailbox)
         if not self._suspends:
@@ -384,7 +385,7 @@ class Activation:
             self.around.want_mail(self)
 
     def quiescent(self) -> None:
-        self._quiet_since = self.around.now()
+        self._quiet_since = None
         self._advance()
 
     def ended(self, ending: Ending) -> None:
@@ -462,9 +463,12 @@ class Activation:
             return None
         if self._suspends:
             return self._held() if self._may_park_again() else None
+        now = self.around.now()
+        if self._quiet_since is None:
+            self._quiet_since = now
         decision = park_decision(
             idle,
-            now=self.around.now(),
+            now=now,
             quiet_since=self._quiet_since,
             park_after=self.around.park_after,
             leaving=self.leaving,

@@ -5,9 +5,10 @@ import signal
 import sys
 
 import pytest
+import structlog
 import uvloop
 
-from perdure.runtime.cli.main_loop import drive
+from perdure.runtime.cli.main_loop import drive, host_loop
 
 
 @pytest.fixture(params=[uvloop.new_event_loop, asyncio.new_event_loop])
@@ -78,3 +79,21 @@ def test_control_c_before_the_pod_listens_ends_it(loop):
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         drive(loop, task)
+
+
+def test_a_pod_runs_on_uvloop():
+    found = host_loop()
+    assert isinstance(found, uvloop.Loop)
+    found.close()
+
+
+def test_without_uvloop_a_pod_runs_on_the_plain_loop_and_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    with structlog.testing.capture_logs() as lines:
+        found = host_loop()
+    try:
+        assert isinstance(found, asyncio.SelectorEventLoop)
+        assert drive(found, found.create_task(asyncio.sleep(0, "done"))) == "done"
+    finally:
+        found.close()
+    assert [line["event"] for line in lines] == ["loop.plain"]
