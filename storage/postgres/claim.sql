@@ -104,7 +104,7 @@ with mine as materialized (  -- a line for each bucket of 256 slots of each shar
   update perdure_wakes w
      set stray = m.workflow, stray_revision = m.revision, stray_since = m.since,
          wake_at = case when m.status = 'running' then w.wake_at
-                        else now() + least(greatest(2 * (now() - m.since), interval '60 s'), interval '1 hour')
+                        else now() + least(greatest(4 * (now() - m.since), interval '60 s'), interval '1 hour')
                                      * (0.5 + w.slot % 256 / 256.0) end
     from um m
    where w.run_id between m.run_id and m.run_id

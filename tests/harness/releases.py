@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import sys
 import time
 from functools import cache
 from pathlib import Path
@@ -92,3 +93,16 @@ async def start_by_hand(url: str, runs: dict[str, str], workflow: str) -> None:
                 )
     finally:
         await connection.close()
+
+
+def wheel_of(commit: str, folder: Path) -> Path:
+    """A release as its users have it: the wheel built from a commit, installed below ``folder``; for PYTHONPATH."""
+    source = source_of(commit, folder / "source").parent
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    wheels, installed = folder / "wheels", folder / "installed"
+    build = [*pip, "wheel", "--no-deps", "--wheel-dir", str(wheels), str(source)]
+    subprocess.run(build, check=True, capture_output=True, timeout=180)
+    (wheel,) = wheels.glob("perdure-*.whl")
+    unpack = [*pip, "install", "--no-deps", "--target", str(installed), str(wheel)]
+    subprocess.run(unpack, check=True, capture_output=True, timeout=180)
+    return folder / "installed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import time
 from pathlib import Path
@@ -84,14 +85,14 @@ async def test_who_kills_its_process_is_held_and_nobody_else(
 
 
 def letters_for(seconds: float) -> int:
-    """How long a text keeps the regular expression busy for so long here."""
+    """How long a text keeps the regular expression busy for at least so long; each letter more doubles it."""
     length = 20
     while True:
-        began = time.perf_counter()
+        began = time.process_time()
         re.match(r"(a+)+$", "a" * length + "b")
-        took = time.perf_counter() - began
+        took = time.process_time() - began
         if took > 0.2:
-            return length + max(0, round(seconds / took - 0.5).bit_length())
+            return length + math.ceil(math.log2(seconds / took))
         length += 1
 
 
@@ -105,13 +106,14 @@ async def test_who_holds_the_interpreter_for_three_leases_is_held_and_its_neighb
     async with Client(audited_postgres_url, workflows=[staller, worker]) as client:
         ward = Ward(audited_postgres_url, tmp_path, lease=lease)
         with ward.pods:
-            for pod in (ward.pods.start(), ward.pods.start()):
+            # Three, so that somebody is there to see that the third one is silent.
+            for pod in [ward.pods.start() for _ in range(3)]:
                 await pod.wait_http("/readyz", deadline=30)
             plan = Work(work=0.05, stop=str(done))
             runs = [await client.start(worker, plan, run_id=f"w-{n}") for n in range(30)]
-            stall = Stall(letters=letters_for(3 * lease))
+            stall = Stall(letters=letters_for(4 * lease))
             culprit = await client.start(staller, stall, run_id="culprit")
-            await until(lambda: held(client, culprit.run_id), what="the culprit held", deadline=120)
+            await until(lambda: held(client, culprit.run_id), what="the culprit held", deadline=150)
             done.touch()
             assert all(await asyncio.gather(*(run.wait(60) for run in runs)))
             assert len(await client.list(status=RunStatus.SUSPENDED)) == 1

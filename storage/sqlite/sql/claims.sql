@@ -82,7 +82,7 @@ update perdure_wakes as w
    set stray = f.workflow, stray_revision = f.revision,
        stray_since = case when w.stray_revision = f.revision then w.stray_since else :now end,
        wake_at = case when f.status = 'running' then w.wake_at
-                      else :now + min(max(2 * (:now - case when w.stray_revision = f.revision then w.stray_since else :now end),
+                      else :now + min(max(4 * (:now - case when w.stray_revision = f.revision then w.stray_since else :now end),
                                           60000000), 3600000000) * (128 + w.slot % 256) / 256 end
   from perdure_fences f
  where f.run_id = w.run_id and w.run_id in (select value from json_each(:run_ids))
