@@ -9,15 +9,18 @@ An event loop on a daemon thread does the work; each call waits for its answer. 
 from __future__ import annotations
 
 import asyncio
+import builtins
 import concurrent.futures
 import os
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack, overload
 
 from perdure.runtime.arguments import StartOptions
 from perdure.runtime.authoring.definitions import UNSET, Unset, WorkflowDefinition
+from perdure.runtime.bulk import Progress
 from perdure.runtime.client import KEEP, Client
 from perdure.runtime.errors import ClientClosed
 from perdure.runtime.handle import Handle
@@ -61,6 +64,15 @@ class SyncHandle(Generic[Out]):
 
     def __repr__(self) -> str:
         return f"SyncHandle(run_id={self.run_id!r}, status={self.status!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class SyncStarted(Generic[Out]):
+    """What became of one payload of `SyncClient.start_many`; see `Started`."""
+
+    handle: SyncHandle[Out] | None
+    created: bool = False
+    error: Exception | None = None
 
 
 class SyncClient:
@@ -219,6 +231,51 @@ class SyncClient:
     ) -> Out:
         """Start and wait: the result, or the recorded error with its type."""
         return self.start(workflow, payload, **options).wait(timeout)
+
+    @overload
+    def start_many(
+        self,
+        workflow: WorkflowDefinition[In, Out],
+        payloads: Iterable[In],
+        *,
+        run_ids: Sequence[str] | None = ...,
+        progress: Progress | None = ...,
+        **options: Unpack[StartOptions],
+    ) -> builtins.list[SyncStarted[Out]]: ...
+    @overload
+    def start_many(
+        self,
+        workflow: str,
+        payloads: Iterable[Any],
+        *,
+        run_ids: Sequence[str] | None = ...,
+        progress: Progress | None = ...,
+        **options: Unpack[StartOptions],
+    ) -> builtins.list[SyncStarted[Any]]: ...
+    def start_many(
+        self,
+        workflow: WorkflowDefinition[Any, Any] | str,
+        payloads: Iterable[Any],
+        *,
+        run_ids: Sequence[str] | None = None,
+        progress: Progress | None = None,
+        **options: Unpack[StartOptions],
+    ) -> builtins.list[SyncStarted[Any]]:
+        """A run for each payload, in chunks; see `Client.start_many`. progress: called in the client's own thread."""
+        given = builtins.list(payloads)  # in this thread: they may come from a database cursor
+        made = self._call(
+            lambda client: client.start_many(
+                workflow, given, run_ids=run_ids, progress=progress, **options
+            )
+        )
+        return [
+            SyncStarted(
+                None if each.handle is None else SyncHandle(self, each.handle),
+                each.created,
+                each.error,
+            )
+            for each in made
+        ]
 
     def retry(self, run_id: str, payload: Any = KEEP) -> SyncHandle[Any]:
         """A fresh run of a failed or cancelled one; see `Client.retry`."""

@@ -48,7 +48,7 @@ from perdure.runtime.errors import (
 from perdure.runtime.handle import Handle
 from perdure.runtime.runner import Runner
 from perdure.runtime.settings import Settings
-from perdure.runtime.sync_client import SyncClient, SyncHandle
+from perdure.runtime.sync_client import SyncClient, SyncHandle, SyncStarted
 from perdure.runtime.views import ClusterStatus, RunInfo, RunnerView, StepView, Why
 from perdure.storage.errors import (
     ConfigurationError,
@@ -108,6 +108,7 @@ __all__ = [
     "StepView",
     "SyncClient",
     "SyncHandle",
+    "SyncStarted",
     "UnknownOutcome",
     "UnknownWorkflowError",
     "Why",

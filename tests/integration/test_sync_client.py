@@ -10,7 +10,7 @@ import textwrap
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import assert_type
+from typing import Any, assert_type
 
 import pytest
 
@@ -118,6 +118,17 @@ def test_many_threads_share_it(served: str) -> None:
     ):
         results = list(threads.map(lambda n: client.run(doubles, n, timeout=30), range(100)))
     assert results == [2 * n for n in range(100)]
+
+
+def test_many_starts_in_one_call(served: str) -> None:
+    seen: list[tuple[int, int]] = []
+    with SyncClient(served, workflows=WORKFLOWS) as client:
+        payloads: list[Any] = [1, 2, "three"]
+        started = client.start_many(doubles, payloads, progress=lambda *done: seen.append(done))
+        assert [each.created for each in started] == [True, True, False]
+        assert started[2].error is not None
+        assert [each.handle.wait(20) for each in started if each.handle is not None] == [2, 4]
+    assert seen[-1] == (3, 3)
 
 
 def test_closing_ends_waits_of_other_threads(served: str) -> None:
