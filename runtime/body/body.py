@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from perdure.runtime.body.errors import JournalMismatch, RefusedInBody, where_now
+from perdure.runtime.body.errors import JournalMismatch, NoBody, RefusedInBody, where_now
 from perdure.runtime.body.loop import END_OF_TIME, RunLoop, Timer, log
 from perdure.runtime.body.mail import Mail, OpenWait, Wanted
 from perdure.runtime.body.mismatch import ended_early, not_awaited, other_input
@@ -36,10 +36,7 @@ CANCEL_TEXT = "the run was cancelled"
 
 _LONGEST_ALARM = 3600.0
 _SLICES_UNTIL_WARNING = 2000
-
-
-class _NoBody(Exception):
-    """The body could not be made; the cause says why."""
+_REPLAY_SHARE = 5  # a wake takes several turns of the host's loop, and each may come after a slice
 
 
 class Body:
@@ -47,7 +44,8 @@ class Body:
 
     main: makes the body's coroutine, called at the first turn. entered_at: run time of the start, the same in each
     life. journal: the entries so far, all durable. clock: database time as best known, Unix seconds. name: the
-    run's id, for messages. slice_seconds: how long one turn may hold the host's loop; ``math.inf``: until quiescent.
+    run's id, for messages. slice_seconds: how long one turn may hold the host's loop (a replay: a fifth of it);
+    ``math.inf``: until quiescent.
 
     Not thread-safe: everything is called in the host's thread.
     """
@@ -252,10 +250,11 @@ class Body:
         if self._dead or self._frozen:
             return
         try:
-            self._go_on(self._run_slice(time.perf_counter() + self._slice))
+            length = self._slice / _REPLAY_SHARE if self.replaying else self._slice
+            self._go_on(self._run_slice(time.perf_counter() + length))
         except JournalMismatch as error:
             self._end(Ending("nondeterminism", error=error))
-        except _NoBody as error:
+        except NoBody as error:
             self._end(Ending("raised", error=error.__cause__))
         except (RecursionError, MemoryError) as error:  # a cancel through too many nested gathers
             log.exception("run %s: its body cannot be driven any further", self._name)
@@ -298,7 +297,7 @@ class Body:
         try:
             return self._loop.create_task(self._main_function(self), name="body")
         except BaseException as error:  # it has no coroutine: the body's failure, not the host's
-            raise _NoBody from error
+            raise NoBody from error
 
     def _settle(self) -> None:
         """The journal is used up and nothing is deliverable: now the outside may move."""
@@ -657,7 +656,7 @@ class Body:
             return await opened.future
         finally:
             if not self._dead:
-                if not self.replaying and not _answered(opened) and opened not in self._announce:
+                if not self.replaying and not opened.answered and opened not in self._announce:
                     self._event("signal-abandoned", key=key, due=None, name=wait.name)
                 self._mail.close(opened)
                 if timer is not None:
@@ -665,13 +664,10 @@ class Body:
 
     async def sleep(self, seconds: float, name: str | None = None) -> None:
         """Until ``seconds`` of run time have passed, whatever happens to the process. Zero or less: one turn."""
-        await self._sleep_until(self._loop.now + seconds, name)
+        await self.sleep_until(self._loop.now + seconds, name)
 
     async def sleep_until(self, instant: float, name: str | None = None) -> None:
         """Until run time is ``instant`` (Unix seconds). A past one does not wait."""
-        await self._sleep_until(instant, name)
-
-    async def _sleep_until(self, instant: float, name: str | None) -> None:
         if self._inside("sleep" if name is None else f"sleep {name!r}"):
             await Forever(self._loop)
         loop = self._loop
@@ -700,8 +696,3 @@ class Body:
                 f"({where_now()}). Steps, sleeps and waits belong in the body: pass their values to the step function"
             )
         return False
-
-
-def _answered(wait: OpenWait) -> bool:
-    """By a message or by its time-out."""
-    return wait.future.done() and not wait.future.cancelled()

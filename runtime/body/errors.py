@@ -20,6 +20,10 @@ class JournalMismatch(PerdureError):
     """The body did not do what its journal says it did (R14). Never raised inside the body."""
 
 
+class NoBody(Exception):
+    """The body could not be made; the cause says why."""
+
+
 def where_now() -> str:
     """Which task or thread this is, for messages."""
     try:

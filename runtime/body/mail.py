@@ -22,6 +22,11 @@ class OpenWait:
     future: asyncio.Future[Any]
     deadline: float | None
 
+    @property
+    def answered(self) -> bool:
+        """By a message or by its time-out."""
+        return self.future.done() and not self.future.cancelled()
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:

@@ -120,6 +120,7 @@ class StepExecutor:
         definition, info = target.definition, step.info
         await self._may_start()
         started_at = self._now()
+        on_record = began_at is not None  # an entry has a number: later attempts never go below it
         began_at = started_at if began_at is None else began_at
         while True:
             output, error = await self._try(target, step)
@@ -137,7 +138,7 @@ class StepExecutor:
             if delay is None:
                 run.step_done(info.key, info.attempt, None, text, started_at)
                 return
-            if delay > self._park_after or run.record_attempts:
+            if delay > self._park_after or run.record_attempts or on_record:
                 run.attempt_failed(info.key, info.attempt, text, self._now() + delay, began_at)
                 return
             if not await _rested(step, delay):

@@ -85,3 +85,38 @@ async def test_neither_count_nor_budget_begin_anew_in_another_process(tmp_path: 
     # The first process may have ended before its last attempt was an entry.
     assert [number for number, _ in executed[:before]] == list(range(1, before + 1))
     assert [number for number, _ in executed[before:]] == [recorded_attempts + 1]
+
+
+class Busy(Exception):
+    """Says itself when to come again."""
+
+    def __init__(self, retry_after: float) -> None:
+        super().__init__(f"again in {retry_after} s")
+        self.retry_after = retry_after
+
+
+@step(retry=Retry(max_attempts=4))
+async def asks_for_time() -> int:
+    attempt = current_step().attempt
+    executed.append((attempt, time.monotonic()))
+    if attempt < 4:
+        raise Busy({1: 0.01, 2: 0.3, 3: 0.01}[attempt])
+    return attempt
+
+
+@workflow
+async def patient(ctx: Context) -> int:
+    return await ctx.step(asks_for_time)
+
+
+async def test_after_one_attempt_on_record_every_later_one_is() -> None:
+    """Else a lost process would try again under a number that was used."""
+    async with running([patient], park_after=0.1) as client:
+        handle = await client.start(patient)
+        assert await handle.wait(10) == 4
+        journal = await client.journal(handle.run_id)
+    assert [(entry.kind, entry.attempt) for entry in journal] == [
+        ("attempt", 2),  # the first came again so soon that it was not written down
+        ("attempt", 3),
+        ("step", 4),
+    ]
