@@ -68,7 +68,7 @@ async def open_ways(
         try:
             key = await _key(database)
         except PerdureError as error:
-            log.warning("hints.unsigned", error=str(error))
+            log.info("hints.unsigned", error=str(error))
         else:
             signed = SignedHints(f"{randomness.bits63():016x}", key, clock, randomness, tally)
             bus.add(signed)

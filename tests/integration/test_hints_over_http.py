@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import time
+from collections import Counter
+from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 
 from perdure import Client
+from perdure.runtime.signed_hints import SENT_AT, SIGNATURE, sign
+from perdure.storage.clock import SystemClock
+from perdure.storage.connect import DatabaseSettings, connect
 from tests.harness.pgbouncer import MISSING, PgBouncer
 from tests.harness.pods import Pods
 from tests.harness.postgres import PrivatePostgres
@@ -71,6 +79,10 @@ async def tell(url: str, tmp_path: Path, transport: str) -> None:
             assert "perdure_hints_refused_total 0\n" in text
 
 
+def heard(side: SideLog, key: str, run_id: str) -> bool:
+    return run_id in lines(side, key)
+
+
 def lines(side: SideLog, key: str) -> set[str]:
     return {each.run for each in side.executions() if each.key == key}
 
@@ -82,3 +94,49 @@ async def parked(client: Client, runs: list[str]) -> bool:
 
 async def even(client: Client) -> bool:
     return sorted(r.shards for r in (await client.cluster()).runners) == [128, 128]
+
+
+@pytest.mark.slow
+@pytest.mark.req("CL3")
+async def test_a_flood_of_posts_costs_a_pod_neither_its_lease_nor_its_runs(
+    migrated_postgres_url: str, tmp_path: Path
+) -> None:
+    """From somebody without the key, and from somebody with it who says the same thing over and over."""
+    url = migrated_postgres_url
+    env = {"PERDURE_HINT_TRANSPORT": "http", "PERDURE_LEASE": "2"}
+    side = SideLog(tmp_path / "side.log")
+    with Pods(
+        "tests.integration.apps.ears:app", url, tmp_path, env=env, side_log=side.path
+    ) as pods:
+        pod = await pods.ready()
+        before = (await pod.status())["runner_id"]
+        async with client_on(url, [ear], hint_transport="http") as client:
+            cluster = connect(DatabaseSettings(url), clock=SystemClock()).cluster()
+            await cluster.open()
+            key = await cluster.hint_key("never used")
+            await cluster.close()
+            body = json.dumps(["x", *(["w", f"run-{n}", n] for n in range(100))]).encode()
+            ends = time.monotonic() + 4.0
+            answers: Counter[int] = Counter()
+
+            async def flood(said_key: str) -> None:
+                async with httpx.AsyncClient(trust_env=False) as http:
+                    while time.monotonic() < ends:
+                        at = f"{time.time():.3f}"
+                        headers = {SENT_AT: at, SIGNATURE: sign(said_key, at, body)}
+                        address = f"http://127.0.0.1:{pod.port}/hints"
+                        answer = await http.post(address, content=body, headers=headers)
+                        answers[answer.status_code] += 1
+
+            floods = [asyncio.create_task(flood(k)) for k in (key, "guessed") * 4]
+            for number in range(3):
+                run_id = f"ear-{number}"
+                await client.start(ear, Listening(signals=1), run_id=run_id)
+                await until(partial(heard, side, "listens", run_id), what="a start", deadline=20)
+                await client.signal(run_id, "go", "word")
+                assert await client.wait(run_id, timeout=20) == 1
+            await asyncio.gather(*floods)
+        assert set(answers) == {204, 403}
+        assert min(answers.values()) > 50
+        assert (await pod.status())["runner_id"] == before
+        assert "runner.declared-dead" not in pod.log
