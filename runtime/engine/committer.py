@@ -144,7 +144,8 @@ class Committer:
             except RunnerDeclaredDead:
                 self._die()
                 return
-            self._telemetry.committed(sent, len(batch))
+            lane = "large" if batch[0].bytes > LARGE else "small"
+            self._telemetry.committed(sent, len(batch), lane)
             self._answer(batch, batch_id, verdicts)
             return
 

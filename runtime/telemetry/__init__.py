@@ -51,12 +51,12 @@ class Telemetry:
         """Nanoseconds of this machine's clock, as spans take them."""
         return int(self.clock.now() * 1e9)
 
-    def committed(self, sent: int, runs: int) -> None:
+    def committed(self, sent: int, runs: int, lane: str) -> None:
         """A commit of so many runs' writes was answered. sent: `now` before it."""
         self.tally.commit_seconds.add((self.now() - sent) / 1e9)
         self.tally.commit_runs.add(runs)
         if self.tracing is not None:
-            self.tracing.batch("commit", sent, rows=runs)
+            self.tracing.batch("commit", sent, rows=runs, lane=lane)
 
     def claimed(self, sent: int, runs: int) -> None:
         """A claim was answered. One that brought nothing is counted and not traced."""

@@ -146,6 +146,7 @@ async def test_one_trace_from_the_caller_through_every_step(
         assert batches
         assert all(span.parent is None for span in batches)
         assert all((span.attributes or {})["perdure.rows"] == 1 for span in batches)
+    assert {(s.attributes or {})["perdure.lane"] for s in named(spans, "commit")} == {"small"}
 
 
 async def test_what_a_step_logs_says_which_run_and_span_it_is_of(
