@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
@@ -30,6 +31,7 @@ from perdure.runtime.authoring.names import (
     new_run_id,
 )
 from perdure.runtime.authoring.registry import Registry
+from perdure.runtime.authoring.weight import HEAVY, is_heavy
 from perdure.runtime.bulk import Bulk, Progress, Started
 from perdure.runtime.errors import (
     ClientClosed,
@@ -265,7 +267,8 @@ class Client:
         """
         check_options(options)
         definition = self.definition(workflow)
-        run = self._new_run(definition, payload, options.get("run_id"), options)
+        make = partial(self._new_run, definition, payload, options.get("run_id"), options)
+        run = await asyncio.to_thread(make) if is_heavy(payload) else make()
         return await self._submit(definition, run)
 
     def _new_run(
@@ -435,7 +438,7 @@ class Client:
     # -- waiting and reading
     async def wait(self, run_id: str, timeout: float | None = None) -> Any:
         """The result of a run, as JSON values unless its workflow is known here. Errors as in `Handle.wait`."""
-        return self.outcome_of(await self.ended(run_id, timeout), None)
+        return await self.outcome(await self.ended(run_id, timeout), None)
 
     async def ended(
         self, run_id: str, timeout: float | None = None, *, known: bool = False
@@ -455,6 +458,12 @@ class Client:
                 raise
             said = f"run {run_id!r} has not ended within {timeout:g} s; it goes on (`why` says what it waits for)"
             raise TimeoutError(said) from None
+
+    async def outcome(self, record: RunEnd, workflow: WorkflowDefinition[Any, Any] | None) -> Any:
+        """The result of an ended run, or its error raised; a large one is decoded in a thread."""
+        if len(record.result or "") > HEAVY:
+            return await asyncio.to_thread(self.outcome_of, record, workflow)
+        return self.outcome_of(record, workflow)
 
     def outcome_of(self, record: RunEnd, workflow: WorkflowDefinition[Any, Any] | None) -> Any:
         """The result of an ended run, or its error raised."""

@@ -39,7 +39,7 @@ class Handle(Generic[Out]):
         """The result, in the workflow's type. Raises the recorded error, `RunCancelled`, or TimeoutError after
         ``timeout`` seconds (the run goes on)."""
         record = await self._client.ended(self.run_id, timeout, known=self._known)
-        return self._client.outcome_of(record, self._workflow)  # type: ignore[no-any-return]
+        return await self._client.outcome(record, self._workflow)  # type: ignore[no-any-return]
 
     async def poll(self) -> RunInfo | None:
         """How it stands now; None for an id nobody has."""

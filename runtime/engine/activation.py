@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from perdure.runtime.authoring.definitions import WorkflowDefinition
+from perdure.runtime.authoring.weight import is_heavy
 from perdure.runtime.body import Body, Ending, StepCall
 from perdure.runtime.engine.committer import Answer, Done, entry_bytes
 from perdure.runtime.engine.decisions import (
@@ -142,6 +143,9 @@ class Activation:
         self._events: list[RunEvent] = []
         self._flight: RunWrite | None = None
         self._ending: Ending | None = None
+        self._encoding: asyncio.Task[None] | None = None
+        self._encoded: str | BaseException | None = None
+        """A large result of the body, or why it cannot be stored, once a thread has encoded it."""
         self._quiet_since: float | None = None
         """Since when the body has been quiescent with nothing of its own under way; None: not looked at yet."""
         self._look_again: asyncio.TimerHandle | None = None
@@ -390,11 +394,28 @@ class Activation:
 
     def ended(self, ending: Ending) -> None:
         self._ending = ending
+        if ending.kind == "returned" and is_heavy(ending.value):
+            self._encoding = self.around.host.create_task(
+                self._encode_apart(ending.value), name=f"result of {self.run.run_id}"
+            )
         for key in list(self.steps):
             self.abandon_step(key)
         for warning in ending.warnings:
             log.warning("run.left-pending", run_id=self.run.run_id, what=warning)
             self._events.append(RunEvent("left-pending", self.around.now(), warning))
+        self._advance()
+
+    async def _encode_apart(self, value: object) -> None:
+        """A large result is encoded in a thread: on the loop it would keep everybody waiting."""
+        definition, limit = self._definition, self.around.result_limit
+        assert definition is not None
+        try:
+            self._encoded = await self.around.executor.in_thread(
+                lambda: definition.encode_result(value, limit=limit), "the result"
+            )
+        except BaseException as error:  # no fit: the run fails, visibly (R7)
+            self._encoded = error
+        self._encoding = None
         self._advance()
 
     # -- steps report here
@@ -425,7 +446,7 @@ class Activation:
         fitting = self._fitting()
         if fitting < len(self._entries):
             self._send(None, fitting)
-        elif self._ending is not None:
+        elif self._ending is not None and self._encoding is None:
             self._send(self._final(self._ending))
         elif (park := self._park()) is not None:
             self.body.freeze()
@@ -508,9 +529,7 @@ class Activation:
         result: str | None = None
         if ending.kind == "returned":
             try:
-                result = self._definition.encode_result(
-                    ending.value, limit=self.around.result_limit
-                )
+                result = self._result_text(self._definition, ending.value)
             except BaseException as error:  # no fit: the run fails, visibly (R7)
                 return failure_of(error, parent_id=self.run.parent_id)
         return finish_of(
@@ -520,6 +539,13 @@ class Activation:
             reason=self._cancel_reason,
             parent_id=self.run.parent_id,
         )
+
+    def _result_text(self, definition: WorkflowDefinition[Any, Any], value: object) -> str:
+        if isinstance(self._encoded, BaseException):
+            raise self._encoded
+        if self._encoded is not None:
+            return self._encoded
+        return definition.encode_result(value, limit=self.around.result_limit)
 
     def _send(self, outcome: Park | Finish | None, count: int | None = None) -> None:
         """Send what has gathered; ``count``: only so many of the entries, the rest follows."""

@@ -11,7 +11,7 @@ import contextlib
 import contextvars
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
@@ -20,6 +20,7 @@ from perdure.runtime.authoring.errors import StepTimeoutError
 from perdure.runtime.authoring.failures import encode_failure
 from perdure.runtime.authoring.retry import next_delay
 from perdure.runtime.authoring.step import StepDefinition, StepTarget
+from perdure.runtime.authoring.weight import is_heavy
 from perdure.runtime.body import StepCall
 from perdure.runtime.engine.threads import DaemonThreads, StepThreads
 from perdure.runtime.inspection import failure_summary
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from perdure.runtime.engine.activation import Activation
 
 
+T = TypeVar("T")
+
 log = structlog.get_logger("perdure.step")
 
 
@@ -38,6 +41,7 @@ class RunningStep:
     """A step function at work. ``wanted`` turns False when the body or the runner gave it up."""
 
     info: StepInfo
+    call: StepCall
     task: asyncio.Task[None] | None = None
     wanted: bool = True
 
@@ -94,7 +98,7 @@ class StepExecutor:
         """began_at: when the first attempt began, if this is not it; retry budgets count from there."""
         target: StepTarget = call.target
         info = StepInfo(run_id=run.run.run_id, key=key, name=call.name, attempt=attempt)
-        step = RunningStep(info)
+        step = RunningStep(info, call)
         if self._tracing is not None and run.span is not run.first_span:
             self._tracing.moved(context, run.first_span, run.span)
         step.task = self._host.create_task(
@@ -179,11 +183,28 @@ class StepExecutor:
                 value = await definition.fn(*target.args, **target.kwargs)
             else:
                 value = await self._call(definition, target)
+            if is_heavy(value):
+                return await self._encode_apart(definition, step.call, value), None
             return definition.encode_output(value, limit=self._result_limit), None
         except BaseException as error:
             return None, error
         finally:
             leave_step(token)
+
+    async def _encode_apart(
+        self, definition: StepDefinition[Any, Any], call: StepCall, value: object
+    ) -> str:
+        """A large result is encoded in a thread, and decoded for the body there as well: on this loop it would keep
+        everybody waiting."""
+
+        def both() -> tuple[str, Any]:
+            text = definition.encode_output(value, limit=self._result_limit)
+            return text, definition.decode_output(text)
+
+        text, decoded = await self.in_thread(both, f"step {definition.name!r}")
+        decode = call.decode
+        call.decode = lambda output: decoded if output is text else decode(output)
+        return text
 
     async def _traced_attempt(
         self, target: StepTarget, step: RunningStep
@@ -209,6 +230,12 @@ class StepExecutor:
     async def _invoke(self, definition: StepDefinition[Any, Any], target: StepTarget) -> Any:
         if not definition.is_blocking:
             return await definition.fn(*target.args, **target.kwargs)
+        return await self.in_thread(
+            lambda: definition.fn(*target.args, **target.kwargs), f"step {definition.name!r}"
+        )
+
+    async def in_thread(self, function: Callable[[], T], what: str) -> T:
+        """What ``function`` returns or raises, in a thread, in a copy of this context."""
         future: asyncio.Future[tuple[Any, BaseException | None]] = self._host.create_future()
 
         def landed(value: Any, error: BaseException | None) -> None:
@@ -221,10 +248,11 @@ class StepExecutor:
                 self._host.call_soon_threadsafe(landed, value, error)
 
         context = contextvars.copy_context()
-        self._threads.submit(context, lambda: definition.fn(*target.args, **target.kwargs), done)
+        self._threads.submit(context, function, done)
+        value: T
         value, error = await future
         if isinstance(error, StopIteration):  # no coroutine can raise it
-            raise RuntimeError(f"step {definition.name!r} raised StopIteration") from error
+            raise RuntimeError(f"{what} raised StopIteration") from error
         if error is not None:
             raise error
         return value
