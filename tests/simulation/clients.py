@@ -234,10 +234,11 @@ class Visitor:
 
     def release_holds(self) -> None:
         """An operator lets held runs go on, but for those that would kill pods for ever."""
-        for (run_id,) in self.world.server.query(
-            "select run_id from perdure_wakes where hold in ('crash-loop', 'operator') order by run_id"
+        for run_id, hold in self.world.server.query(
+            "select run_id, hold from perdure_wakes where hold in ('crash-loop', 'operator') order by run_id"
         ):
-            if not self.world.accounts.is_killer(run_id) and self.idle:
+            kills = hold == "crash-loop" and self.world.accounts.is_killer(run_id)
+            if not kills and self.idle:
                 self._go(self._resume(run_id))
 
     async def _resume(self, run_id: str) -> None:
