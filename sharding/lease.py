@@ -75,6 +75,7 @@ class LeaseLoop:
         self._session: int | None = None  # that holds my lock
         self._connected_at = float("-inf")
         self._history = 0
+        self._renewals = 0  # as the database has counted them
         self._cut = False
         self._left: list[ClusterStore] = []
         self._closing: set[asyncio.Task[None]] = set()
@@ -236,6 +237,13 @@ class LeaseLoop:
         if not renewal.alive:
             self._declared_dead()
             return
+        if renewal.renew_count <= self._renewals:
+            store.commits_lost(
+                f"an older copy of the server: renewal {self._renewals} of this runner is gone"
+            )
+            await self._server_replaced(store)
+            return
+        self._renewals = renewal.renew_count
         self._renewed(sent, renewal)
         if self._config.advisory and not (newly or self._cut or renewal.session == self._session):
             self._sessions_rotate()
@@ -425,6 +433,7 @@ class LeaseLoop:
         )
         assert self._me is not None
         with contextlib.suppress(Exception):  # else my row there, if there is one, ages out
+            await self._bounded(store.record_server())  # first: whoever comes later is to see it
             await self._bounded(store.leave(self._me.runner_id))
         self._set(
             alive=False,

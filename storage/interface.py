@@ -81,11 +81,13 @@ class RunnerIdentity:
 class Renewal:
     """alive: False = declared dead (or the row is gone): never re-insert it.
 
-    session: which of the server's sessions answered; None where there are none."""
+    session: which of the server's sessions answered; None where there are none. renew_count: as it is now; it only
+    grows, unless the database has lost commits."""
 
     alive: bool
     db_now: float
     session: int | None = None
+    renew_count: int = 0
 
 
 class RunStore(ABC):
@@ -285,6 +287,10 @@ class ClusterStore(ABC):
     def history(self) -> int:
         """Grows when the server behind a new connection of this process (of any store) turns out to be another one,
         or one that lacks commits that this process has seen. What was known of its rows is void then."""
+
+    @abstractmethod
+    def commits_lost(self, what: str) -> None:
+        """The caller has found out by itself that commits are gone: `history` grows, and this is why."""
 
     @abstractmethod
     async def record_server(self) -> None:

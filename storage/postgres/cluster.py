@@ -38,6 +38,7 @@ class PostgresClusterStore(ClusterStore):
         self._lane = Lane(1, self._open_session)
         self._calls = Calls()
         self._cluster_id = ""
+        self._session: Session | None = None
         self._lost: Callable[[], None] = _nobody_asked
         self.capabilities: Capabilities = capabilities_of(None)
 
@@ -52,16 +53,18 @@ class PostgresClusterStore(ClusterStore):
             await session.close()
             raise
         self._cluster_id = meta.cluster_id
+        self._server.told(meta.server_change)
         self.capabilities = capabilities_of(session)
         self._lane.offer(session)
         return meta
 
     async def close(self) -> None:
         await self._calls.settled(self._settings.deadline)
-        ended = self._keeper and self._lane.connected  # else it was lost, and is to come back first
+        session = self._session  # alive, it is not wanted any more; else another is to come first
+        ended = session is not None and session.alive
         await self._lane.close()
-        if ended:
-            self._server.precedence.back()
+        if self._keeper and ended:
+            self._server.precedence.ended(session)
 
     async def _open_session(self) -> Session:
         return await self._connect(self._settings.deadline)
@@ -71,6 +74,7 @@ class PostgresClusterStore(ClusterStore):
             hot=True, seconds=seconds, keeper=self._keeper, guarded=True
         )
         session.connection.add_termination_listener(lambda _: self._lost())
+        self._session = session
         return session
 
     def on_lost(self, call: Callable[[], None]) -> None:
@@ -127,6 +131,9 @@ class PostgresClusterStore(ClusterStore):
     def history(self) -> int:
         return self._server.history
 
+    def commits_lost(self, what: str) -> None:
+        self._server.commits_lost(what)
+
     async def record_server(self) -> None:
         await self._calls.shielded(self._record_server())
 
@@ -144,8 +151,12 @@ class PostgresClusterStore(ClusterStore):
                 )
                 log.error("server.changed", database=self._address.shown, what=change)
             facts = {"server": found}
-            if change is not None:
+            written = known.get("server_change")
+            if change is not None and self._server.is_news(written):
+                self._server.told(written, mine=True)  # somebody was here first: one note is enough
+            elif change is not None:
                 facts["server_change"] = f"{_utc(self._clock.now())} {change}"
+                self._server.told(facts["server_change"], mine=True)
             for key, value in facts.items():
                 if known.get(key) != value:
                     await session.fetch(
@@ -202,7 +213,12 @@ class PostgresClusterStore(ClusterStore):
         rows = await self._call(queries.RENEW, runner_id, lease)
         row = rows[0]
         self._server.flushed(row["flushed"])
-        return Renewal(alive=row["alive"], db_now=row["db_now"], session=row["session"])
+        return Renewal(
+            alive=row["alive"],
+            db_now=row["db_now"],
+            session=row["session"],
+            renew_count=row["renew_count"] or 0,
+        )
 
     async def set_draining(self, runner_id: int) -> None:
         await self._call(queries.SET_DRAINING, runner_id)

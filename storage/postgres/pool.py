@@ -58,11 +58,6 @@ class Lane:
         finally:
             self._free.release()
 
-    @property
-    def connected(self) -> bool:
-        """Whether a connection that lives is idle here."""
-        return any(session.alive for session in self._idle)
-
     async def prepare(self) -> None:
         """Open a connection now. Raises `DatabaseUnavailable`."""
         async with self._free:

@@ -26,6 +26,8 @@ def what_changed(known: Position, found: Position) -> str | None:
     lost = flushed and (found.flushed or 0) < (known.flushed or 0)
     ends = f"its log ends at {found.flushed}, {known.flushed} had been flushed before"
     if None not in (known.timeline, found.timeline) and known.timeline != found.timeline:
-        rest = f"commits are lost: {ends}" if lost else "no commit that was seen here is missing"
+        rest = (
+            f"commits are lost: {ends}" if lost else "its log is no shorter than what was seen here"
+        )
         return f"a fail-over: time line {found.timeline}, before {known.timeline}; {rest}"
     return f"an older copy of the server: commits are lost: {ends}" if lost else None

@@ -19,19 +19,31 @@ class Precedence:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._away_since: float | None = None
+        self._current: object = None  # the keeper's connection
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
 
     def away(self) -> None:
-        """The keeper has lost its connection, or tries to get one."""
+        """The keeper tries to get a connection."""
         with self._lock:
             self._away_since = self._clock.monotonic()
 
-    def back(self) -> None:
-        """The keeper is connected, or has ended."""
+    def lost(self, connection: object) -> None:
+        """A keeper's connection is gone. An old one may be gone only after there is a new one."""
         with self._lock:
-            self._away_since = None
+            if connection is self._current:
+                self._away_since = self._clock.monotonic()
+
+    def ended(self, connection: object) -> None:
+        """A keeper closes its connection, and wants no other."""
+        if connection is self._current:
+            self.back(None)
+
+    def back(self, connection: object) -> None:
+        """The keeper has this connection now."""
+        with self._lock:
+            self._away_since, self._current = None, connection
             waiting, self._waiting = self._waiting, []
         for loop, event in waiting:
             with contextlib.suppress(RuntimeError):  # a loop that has been closed meanwhile

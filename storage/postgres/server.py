@@ -32,6 +32,9 @@ from perdure.storage.postgres.session import (
 log = structlog.stdlib.get_logger("perdure.storage")
 
 
+_NOTHING = object()
+
+
 class Server:
     """Opens the sessions of one process. For several threads."""
 
@@ -39,10 +42,11 @@ class Server:
         self.settings = settings
         self.address: Address = address_of(settings.url)
         self.precedence = Precedence(clock)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._known: Position | None = None
         self._history = 0
         self._change: str | None = None
+        self._told: object = _NOTHING
         self._asked = False
         self._rotated: str | None = None
 
@@ -78,8 +82,8 @@ class Server:
         )
         self._note(known, history, session.position)
         if keeper:
-            session.connection.add_termination_listener(lambda _: self.precedence.away())
-            self.precedence.back()
+            session.connection.add_termination_listener(lambda _: self.precedence.lost(session))
+            self.precedence.back(session)
         return session
 
     async def _first_connection(self, seconds: float) -> asyncpg.Connection | None:
@@ -103,8 +107,8 @@ class Server:
             log.warning(
                 "sessions.rotated",
                 database=self.address.shown,
-                what="a pooler rotates sessions: each statement is a transaction of several round trips, and hints of "
-                "other processes do not arrive",
+                what="a pooler rotates sessions: each statement is a transaction of several round trips, and the "
+                "database's notifications do not arrive",
                 how=self._rotated,
             )
         return None
@@ -131,6 +135,26 @@ class Server:
                 self._known = found
         if change is not None:
             log.error("server.changed", database=self.address.shown, what=change)
+
+    def is_news(self, change: str | None) -> bool:
+        """Whether what `meta` says was the last change is not what this process knows of."""
+        return self._told is not _NOTHING and change != self._told
+
+    def told(self, change: str | None, *, mine: bool = False) -> None:
+        """What `meta` says was the last change. Another one than before: somebody else was here first, and may have
+        written enough that the log no longer looks short. mine: it was written by this process."""
+        with self._lock:
+            news = self.is_news(change) and not mine
+            self._told = change
+        if news:
+            self.commits_lost(f"another process found out: {change or 'nothing is written there'}")
+
+    def commits_lost(self, what: str) -> None:
+        """Somebody has found out."""
+        with self._lock:
+            self._history += 1
+            self._change = None if what.startswith("another process") else what
+        log.error("server.changed", database=self.address.shown, what=what)
 
     def flushed(self, position: int | None) -> None:
         """A later answer of the same server: so much is on its disk."""

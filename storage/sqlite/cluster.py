@@ -65,6 +65,9 @@ class SqliteClusterStore(ClusterStore):
     def history(self) -> int:
         return 0
 
+    def commits_lost(self, what: str) -> None:
+        return
+
     async def record_server(self) -> None:
         return
 
@@ -196,8 +199,8 @@ def register(tx: Transaction, me: RunnerIdentity, lease: float) -> None:
 
 def renew(tx: Transaction, runner_id: int, lease: float) -> Renewal:
     ends = {"expires_at": _lease_end(tx, lease), "latest": _lease_end(tx, 2 * lease)}
-    tx.run("renew", {"runner_id": runner_id, **ends})
-    return Renewal(not is_dead(tx, runner_id), from_micros(tx.now))
+    row = tx.row("renew", {"runner_id": runner_id, **ends})
+    return Renewal(row is not None, from_micros(tx.now), renew_count=row[0] if row else 0)
 
 
 def is_dead(tx: Transaction, runner_id: int) -> bool:

@@ -209,8 +209,14 @@ class PrivatePostgres:
             raise ServerUnavailableError(f"pg_basebackup failed:\n{done.stderr[-2000:]}")
         return copy
 
-    def start_copy(self, copy: Path) -> None:
-        """Start a copy in the place of the stopped server: same port, older data."""
+    def start_copy(self, copy: Path, *, promote: bool = False) -> None:
+        """Start a copy in the place of the stopped server: same port, older data.
+
+        ``promote``: as a replica that becomes the primary, on a time line of its own."""
+        if promote:
+            (copy / "recovery.signal").touch()
+            with (copy / "postgresql.auto.conf").open("a") as conf:
+                conf.write("restore_command = 'false'\n")
         (self._folder / "data").rename(self._folder / f"{copy.name}-before")
         copy.rename(self._folder / "data")
         self.start()

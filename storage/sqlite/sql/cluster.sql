@@ -25,6 +25,7 @@ returning runner_id
 update perdure_runners
    set expires_at = min(max(expires_at, :expires_at), :latest), renew_count = renew_count + 1
  where runner_id = :runner_id and not dead
+returning renew_count
 
 -- name: live_runners
 select replica_id, address from perdure_runners where not dead and expires_at > :now order by replica_id

@@ -25,7 +25,17 @@ async def test_nobody_waits_while_the_keeper_is_there_or_there_is_none() -> None
     precedence = Precedence(SystemClock())
     await precedence.wait(0.0)
     precedence.away()
-    precedence.back()
+    precedence.back("first")
+    await precedence.wait(0.0)
+    precedence.lost("one from before")
+    await precedence.wait(0.0)
+    precedence.ended("one from before")
+    precedence.lost("first")
+    with pytest.raises(DatabaseUnavailable):
+        await precedence.wait(0.0)
+    precedence.back("second")
+    precedence.ended("second")
+    precedence.lost("second")
     await precedence.wait(0.0)
 
 
@@ -35,7 +45,7 @@ async def test_the_others_wait_and_go_on_when_it_is_back_in_its_thread() -> None
     waiting = [asyncio.create_task(precedence.wait(10.0)) for _ in range(3)]
     await asyncio.sleep(0)
     assert not any(task.done() for task in waiting)
-    thread = threading.Thread(target=precedence.back)
+    thread = threading.Thread(target=precedence.back, args=["again"])
     thread.start()
     await asyncio.gather(*waiting)
     thread.join()

@@ -19,7 +19,7 @@ def test_the_same_server_further_on_is_nothing_new(flushed: int | None) -> None:
     ("found", "words"),
     [
         (Position("7002", 3, 9_000), "another server: system identifier 7002, before 7001"),
-        (Position("7001", 4, 5_000), "time line 4, before 3; no commit that was seen here is missing"),
+        (Position("7001", 4, 5_000), "time line 4, before 3; its log is no shorter"),
         (Position("7001", 4, 4_000), "time line 4, before 3; commits are lost"),
         (Position("7001", 2, 9_000), "time line 2, before 3"),
         (Position("7001", 3, 4_999), "an older copy of the server: commits are lost: its log ends at 4999"),
