@@ -42,7 +42,7 @@ class StopSignals:
 
     grace: seconds from the first signal on in which running steps may end. begin: called at the first signal. leave:
     called before the process is cut: hand the shards to others. Both are called in a thread of their own.
-    Made in the main thread, on the loop that waits.
+    Made on the loop that waits; in another thread than the main one no signal can be heard.
     """
 
     def __init__(
@@ -63,9 +63,10 @@ class StopSignals:
         self._loop = asyncio.get_running_loop()
         self._mine, self._theirs = socket.socketpair()
         self._theirs.setblocking(False)
-        for number in NUMBERS:
-            signal.signal(number, self._handle)
-        self._attach()
+        if threading.current_thread() is threading.main_thread():  # Python has handlers nowhere else
+            for number in NUMBERS:
+                signal.signal(number, self._handle)
+            self._attach()
         threading.Thread(target=self._listen, name="perdure-signals", daemon=True).start()
 
     def close(self) -> None:

@@ -66,7 +66,7 @@ async def test_with_a_pod_a_run_goes_from_start_over_signal_to_its_result(cli, t
         run_id = cli(*command, text=json.dumps(ORDER)).ok().out.strip()
         cli.wait_status(run_id, "suspended")
         why = cli("workflows", "why", run_id).ok().out
-        assert "suspended: it waits for a signal until " in why
+        assert "suspended: it waits for signal approval until " in why
         assert "pod-1" in why
 
         message = tmp_path / "approval.json"
