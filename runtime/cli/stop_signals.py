@@ -63,7 +63,8 @@ class StopSignals:
         self._loop = asyncio.get_running_loop()
         self._mine, self._theirs = socket.socketpair()
         self._theirs.setblocking(False)
-        if threading.current_thread() is threading.main_thread():  # Python has handlers nowhere else
+        # Python has signal handlers in its main thread only.
+        if threading.current_thread() is threading.main_thread():
             for number in NUMBERS:
                 signal.signal(number, self._handle)
             self._attach()
