@@ -19,6 +19,7 @@ from tests.integration.apps.ears import sleeper
 from tests.integration.apps.histories import WORKFLOWS, alarm, long, ticks
 from tests.integration.in_process import (
     client_on,
+    milliseconds,
     until_status,
     within,
 )
@@ -50,6 +51,9 @@ async def test_a_run_of_ten_thousand_steps_resumes_soon_and_delays_nobody(
         async def sleep(number: int) -> float:
             await asyncio.sleep(number / SLEEPERS)  # spread over the time of the replay
             return (await client.run(sleeper, 1.0, timeout=60)).late
+
+        alone = await asyncio.gather(*(sleep(number) for number in range(SLEEPERS)))
+        print(f"sleeps beside nothing are late by: {milliseconds(alone)}")
 
         async def measure_once() -> list[float]:
             handle = await client.start(long, STEPS)
