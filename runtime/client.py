@@ -1,5 +1,7 @@
 """The client: start runs, wait for them, talk to them. Needs the database and nothing else; no runner.
 
+One file because it is one class and all an application calls; what it does is done in other modules.
+
 async with Client("postgresql://…") as client:
     handle = await client.start(fulfil, order)
     shipment = await handle.wait()
@@ -9,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
@@ -353,7 +355,8 @@ class Client:
         return [self._started(definition, answer) for answer in answers]
 
     async def _start_chunk(self, runs: Sequence[NewRun]) -> Sequence[StartOutcome | Exception]:
-        answers = await self._starts.start_all(runs)
+        with self._telemetry.starting(runs) as traced:
+            answers = await self._starts.start_all(traced)
         hints: dict[int, Hint] = {}
         for run, answer in zip(runs, answers, strict=True):
             if isinstance(answer, StartOutcome) and waits(answer):
@@ -380,21 +383,8 @@ class Client:
 
     async def _submit(self, definition: WorkflowDefinition[Any, Any], run: NewRun) -> Handle[Any]:
         _ = self._store  # it is open
-        tracing = self._telemetry.tracing
-        if tracing is None or run.trace is not None:
-            return await self._stored(definition, run)
-        span = tracing.start(run.workflow, run.run_id)
-        try:
-            traced = replace(run, trace=tracing.traceparent(span))
-            handle = await self._stored(definition, traced)
-        except BaseException as error:
-            tracing.failed(span, error)
-            raise
-        tracing.started(span, handle.status)
-        return handle
-
-    async def _stored(self, definition: WorkflowDefinition[Any, Any], run: NewRun) -> Handle[Any]:
-        outcome = await self._starts.start(run)
+        with self._telemetry.starting([run]) as [traced]:
+            outcome = await self._starts.start(traced)
         if outcome.workflow != run.workflow:
             raise RunIdConflict(run.run_id, run.workflow, outcome.workflow)
         if outcome.created:

@@ -234,9 +234,7 @@ class _Peer:
         """Over the open connection if it still serves, else over a new one."""
         request = self._post(self._address, hints)
         if self._streams is not None and self._clock.monotonic() - self._used_at < IDLE:
-            with contextlib.suppress(
-                OSError, TimeoutError, ValueError, asyncio.IncompleteReadError
-            ):
+            with contextlib.suppress(Exception):  # whatever answers there, or does not
                 return await self._exchange(request)
         self._drop_connection()
         try:
@@ -244,7 +242,7 @@ class _Peer:
             async with asyncio.timeout(ANSWER_WITHIN):
                 self._streams = await asyncio.open_connection(host.strip("[]"), int(port))
             return await self._exchange(request)
-        except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError) as error:
+        except Exception as error:
             self._drop_connection()
             if not self._failures:
                 log.info("hints.peer-away", address=self._address, error=str(error) or "no answer")

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextvars
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from perdure.runtime.telemetry.tally import Tally
 from perdure.storage.clock import Clock, SystemClock
-from perdure.storage.model import ClaimedRun
+from perdure.storage.model import ClaimedRun, NewRun
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -45,6 +47,26 @@ class Telemetry:
         from perdure.runtime.telemetry.tracing import Tracing
 
         return cls(tracing=Tracing.detect(), clock=clock)
+
+    # -- starts
+    @contextmanager
+    def starting(self, runs: Sequence[NewRun]) -> Iterator[Sequence[NewRun]]:
+        """Around the storing of runs of one workflow: they carry the trace of a span that lasts as long.
+
+        A trace that the caller gave is left as it is."""
+        tracing = self.tracing
+        if tracing is None or not runs or runs[0].trace is not None:
+            yield runs
+            return
+        what = {"perdure.run_id": runs[0].run_id} if len(runs) == 1 else {"perdure.runs": len(runs)}
+        span = tracing.start(runs[0].workflow, {"perdure.workflow": runs[0].workflow, **what})
+        traceparent = tracing.traceparent(span)
+        try:
+            yield [replace(run, trace=traceparent) for run in runs]
+        except BaseException as error:
+            tracing.failed(span, error)
+            raise
+        tracing.started(span)
 
     # -- batches: once a statement, so that they may do more than count
     def now(self) -> int:

@@ -169,6 +169,32 @@ async def test_nobody_waits_for_a_peer_that_is_gone_or_slow() -> None:
     slow.close()
 
 
+async def test_whatever_else_answers_there_is_a_peer_that_is_away() -> None:
+    async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answers.pop() if answers else b"x" * 200_000)
+        await writer.drain()
+        writer.close()
+
+    answers = [
+        b"HTTP/1.1\r\n\r\n",
+        b"SSH-2.0 hello\r\n\r\n",
+        b"HTTP/1.1 204 x\r\ncontent-length: many\r\n\r\n",
+    ]
+    other = await asyncio.start_server(babble, "127.0.0.1", 0)
+    async with pod("a") as a:
+        a.hints.peers([f"127.0.0.1:{other.sockets[0].getsockname()[1]}"])
+
+        def dropped() -> bool:
+            a.hints.send([WAKE])
+            return a.tally.hints_dropped > 40
+
+        await until(dropped, what="many refusals", deadline=10)
+        await until(lambda: not answers, what="each of the answers", deadline=10)
+        assert a.tally.hints_sent == 0
+    other.close()
+
+
 async def test_a_flood_is_one_call_of_the_loop_and_one_any() -> None:
     async with pod("a") as a:
         for number in range(120):

@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 import structlog
+from opentelemetry import context as otel_context
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
@@ -76,7 +77,9 @@ def log_lines() -> Iterator[io.StringIO]:
 @asynccontextmanager
 async def running(telemetry: Telemetry | None = None, warm_runs: int = 0) -> AsyncIterator[Runner]:
     settings = Settings(db="sqlite:///:memory:", park_after=0.01, warm_runs=warm_runs)
-    runner = Runner(App("seen", workflows=[parcel]), settings, port=False, telemetry=telemetry)
+    runner = Runner(
+        App("seen", workflows=[parcel, speechless]), settings, port=False, telemetry=telemetry
+    )
     await runner.start()
     try:
         yield runner
@@ -213,9 +216,64 @@ async def test_a_trace_nobody_samples_is_not_recorded_on_the_pod_either(
 ) -> None:
     starter = TracerProvider(sampler=ALWAYS_OFF)
     async with running(Telemetry(tracing=Tracing(provider))) as runner:
-        span = Tracing(starter).start("seen.parcel", "five")
-        await runner.client.run(parcel, 1, run_id="five", trace=Tracing.traceparent(span))
+        unsampled = Tracing(starter)
+        given = unsampled.traceparent(unsampled.start("seen.parcel", {}))
+        await runner.client.run(parcel, 1, run_id="five", trace=given)
     assert [s for s in spans.get_finished_spans() if s.name not in ("commit", "claim")] == []
+
+
+async def test_many_starts_share_a_span(spans: InMemorySpanExporter) -> None:
+    async with running(Telemetry(tracing=Tracing(provider))) as runner:
+        started = await runner.client.start_many(parcel, range(3), source="import")
+        for each in started:
+            assert each.handle is not None
+            await each.handle.wait()
+    [start] = named(spans, "start seen.parcel")
+    assert (start.attributes or {})["perdure.runs"] == 3
+    assert {parent_of(run) for run in named(spans, "run seen.parcel")} == {id_of(start)}
+
+
+class Hostile(SpanProcessor):
+    """What an application may put there: it raises at every span."""
+
+    def on_start(self, span: Span, parent_context: otel_context.Context | None = None) -> None:
+        if span.name.startswith(("step", "start")):
+            raise RuntimeError("a processor that does not know what it wants")
+
+    def on_end(self, span: ReadableSpan) -> None:
+        raise RuntimeError("nor at the end")
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise SystemExit("not to be printed")
+
+
+@step(retry=Retry(max_attempts=2, base_delay=0.001))
+async def unspeakable(number: int) -> int:
+    if current_step().attempt == 1:
+        raise Unspeakable
+    return number
+
+
+@workflow(name="seen.unspeakable")
+async def speechless(ctx: Context, number: int) -> int:
+    return await ctx.step(unspeakable, number)
+
+
+@pytest.mark.parametrize("hostile", [True, False])
+async def test_nothing_that_goes_wrong_with_a_span_goes_wrong_with_a_run(
+    log_lines: io.StringIO, hostile: bool
+) -> None:
+    applications = TracerProvider()
+    if hostile:
+        applications.add_span_processor(Hostile())
+    async with running(Telemetry(tracing=Tracing(applications))) as runner:
+        assert await runner.client.run(parcel, 1) == 2
+        assert await runner.client.run(speechless, 1) == 1
+        assert (await runner.client.start_many(parcel, [1]))[0].error is None
+    said = [json.loads(line)["event"] for line in log_lines.getvalue().splitlines()]
+    assert said.count("tracing.failed") == 1
 
 
 @pytest.mark.parametrize("text", [None, "", "00-x", f"00-{1:032x}-{2:016x}-01 ", "a" * 500])
