@@ -106,6 +106,7 @@ def check_timelines(world: World, rows: Sequence[AuditRow]) -> list[str]:
 def check_executions(world: World, rows: Sequence[AuditRow]) -> list[str]:
     """A step's function runs once, but for its retries and for what a fault explains."""
     cancelled = {row.run_id for row in rows if row.table == "messages" and row.kind == "cancel"}
+    cancelled |= _deleted(rows)  # the same id started again is another run
     recorded: dict[tuple[str, str], int] = defaultdict(int)
     for row in rows:
         if row.table == "steps" and row.op == "I" and row.kind in ("step", "attempt"):
@@ -131,6 +132,10 @@ def check_executions(world: World, rows: Sequence[AuditRow]) -> list[str]:
         if not places.get((run_id, key)):
             violations.append(f"run {run_id}: {key} has {count} entries and was never executed")
     return violations
+
+
+def _deleted(rows: Sequence[AuditRow]) -> set[str | None]:
+    return {row.run_id for row in rows if row.table == "runs" and row.op == "D"}
 
 
 def _lives(executions: Sequence[Execution]) -> list[list[Execution]]:
@@ -216,7 +221,10 @@ def check_deaths(world: World, rows: Sequence[AuditRow]) -> list[str]:
 def check_mail(rows: Sequence[AuditRow]) -> list[str]:
     """Signals of one name are taken in the order of their senders' bumps."""
     taken: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    deleted = _deleted(rows)
     for row in rows:
+        if row.run_id in deleted:
+            continue
         if (
             row.table == "messages"
             and row.op == "U"
@@ -237,7 +245,7 @@ def check_cancels(rows: Sequence[AuditRow]) -> list[str]:
     ended = {row.run_id: row.status for row in rows if row.table == "runs" and row.status in FINAL}
     return [
         f"run {run_id} was cancelled and ended {ended[run_id]}"
-        for run_id in sorted(filter(None, cancelled))
+        for run_id in sorted(filter(None, cancelled - _deleted(rows)))
         if ended.get(run_id, "cancelled") != "cancelled"
     ]
 
@@ -286,6 +294,8 @@ def _fits(op: list[Any], text: str) -> bool:
         return text == "slept"
     if kind == "wait":
         return text.startswith("heard ") and (op[1] is not None or text != "heard nothing")
+    if kind == "timed" and text == "failed: StepTimeoutError":
+        return True  # also a short one, when its process stood still meanwhile
     fails = (kind == "timed" and op[1] > 0.5) or (kind in ("flaky", "stubborn") and op[1] >= 4)
     return text.startswith("failed: ") if fails else " did " in text
 
@@ -302,9 +312,11 @@ def check_told(world: World, rows: Sequence[AuditRow]) -> list[str]:
             statuses[row.run_id] = row.status
         elif row.table == "messages" and row.op == "I" and row.run_id and row.message_id:
             messages.add((row.run_id, row.message_id))
-    violations = []
+    violations, deleted = [], _deleted(rows)
     for told in world.accounts.told:
-        if any(told.at - WINDOW <= each.restored_at for each in world.server.lost):
+        if told.run_id in deleted or any(
+            told.at - WINDOW <= each.restored_at for each in world.server.lost
+        ):
             continue
         status = statuses.get(told.run_id)
         if status is None:

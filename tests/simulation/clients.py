@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from perdure.runtime.authoring.registry import Registry
 from perdure.runtime.client import Client, Parts
-from perdure.runtime.errors import RunEnded, RunNotFound, WrongStatus
+from perdure.runtime.errors import MailboxFull, RunEnded, RunNotFound, WrongStatus
 from perdure.runtime.hints import HintBus
 from perdure.storage.clock import SeededRandomness
 from perdure.storage.errors import PerdureError, StorageError
@@ -164,7 +164,7 @@ class Visitor:
         self._busy += 1
         try:
             await asking
-        except (RunNotFound, RunEnded, WrongStatus, StorageError) as error:
+        except (MailboxFull, RunNotFound, RunEnded, WrongStatus, StorageError) as error:
             self.world.say(f"{self.name} is told {type(error).__name__}")
             self.world.seen[f"client told {type(error).__name__}"] += 1
             return False

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from random import Random
 
-from perdure.runtime import results
+from perdure.runtime import results, retention
 from perdure.runtime.engine import activation, borrowing, claiming, group, mail
 
 SMALL = (
@@ -18,6 +18,8 @@ SMALL = (
     (claiming, "UPCOMING_LIMIT", 2),
     (group, "BATCH_BYTES", 900),
     (group, "BATCH_ITEMS", 2),
+    (retention, "BATCH", 1),
+    (retention, "PERIOD", 2.0),
     (mail, "READ_AT_ONCE", 1),
     (results, "READ_AT_ONCE", 2),
 )

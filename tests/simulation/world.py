@@ -41,6 +41,10 @@ class Figures:
     lease: float
     warm_runs: int
     recording: str
+    mailbox: int
+    """Unread messages a run may have."""
+    kept: float | None
+    """Seconds that ended runs are kept; None: for ever."""
     page: int
     """Entries of a journal read at once."""
     bursts: int
@@ -69,6 +73,8 @@ class Figures:
             warm_runs=chance.choice((0, 1, 1_000)),
             recording=chance.choice(("full", "coarse")),
             page=chance.choice((1, 3, 1_000)),
+            mailbox=chance.choice((1, 10_000)),
+            kept=chance.choice((None, None, 3.0)),
             lease=chance.choice((3.0, 5.0)),
             span=chance.choice((12.0, 20.0)),
             events=chance.choice((0, 2, 4, 6)),
@@ -317,6 +323,8 @@ class World:
             slots=figures.slots,
             warm_runs=figures.warm_runs,
             recording=figures.recording,
+            mailbox_limit=figures.mailbox,
+            finished_ttl=figures.kept,
             park_after=1.5,
             scan=3.0,
             replica_id=replica,
