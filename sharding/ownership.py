@@ -33,7 +33,8 @@ class ShardUser(Protocol):
         ...
 
     async def vacate(self, shard_id: int) -> None:
-        """Return when no step of the shard is running and no claim for it is on its way.
+        """Return when no claim for the shard is on its way and what is idle has been parked; a run with a running step
+        may stay, under its own claim.
 
         The shard is no longer among ``holds`` when this is called. It is released when this returns or raises.
         """

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from perdure.storage.errors import RunnerDeclaredDead
 from perdure.storage.model import (
     ClaimedRun,
+    Claims,
     Finish,
     Park,
     Reason,
@@ -137,14 +138,28 @@ class Side:
             return None
         known = [held.claim_id for lives in self.held.values() for held in lives]
         workflows = ["tests.flow", "tests.other"] if ahead else ["tests.flow"]
-        claimed = await self.runners[place].claim(
+        claims = await self.runners[place].claims(
             orphans=orphans, in_memory=[] if forgetful else known, workflows=workflows, ahead=ahead
         )
-        for run in claimed.values():
+        return (*self._got(claims), claims.complete)
+
+    async def lend(self, place: int, lost: bool, suspects: int | None) -> object:
+        """Strays of both workflows, and what the runner has lost."""
+        if place >= len(self.runners):
+            return None
+        known = [held.claim_id for lives in self.held.values() for held in lives]
+        claims = await self.runners[place].lend_claims(
+            workflows=["tests.flow", "tests.other"], lost=lost, in_memory=known, suspects=suspects
+        )
+        return self._got(claims)
+
+    def _got(self, claims: Claims) -> tuple[object, ...]:
+        for run in claims.runs:
             self.held.setdefault(run.run_id, []).append(
                 Held(run.run_id, run.claim_id, run.revision, run.next_seq)
             )
-        return sorted(map(claim_facts, claimed.values()))
+        facts = sorted(map(claim_facts, claims.runs))
+        return facts, claims.more, claims.suspects_left, list(claims.strays)
 
     async def commit(self, place: int, members: list[tuple[str, int, int, int, str]]) -> object:
         if place >= len(self.runners):
@@ -213,6 +228,7 @@ class Side:
                         record.next_seq,
                         record.reclaim_count,
                         record.unread,
+                        record.stray,
                     ),
                     *(
                         record.epoch,
@@ -298,6 +314,7 @@ operations = st.one_of(
     ),
     st.tuples(st.just("claim"), places, st.booleans(), st.booleans(), st.sampled_from([0.0, FAR])),
     st.tuples(st.just("claim"), places, st.booleans(), st.just(False), st.just(0.0)),
+    st.tuples(st.just("lend"), places, st.booleans(), st.sampled_from([None, 0, 1, 5])),
     st.tuples(
         st.just("commit"), places, st.lists(members, max_size=6, unique_by=lambda member: member[0])
     ),

@@ -123,7 +123,8 @@ async def test_runs_that_nobody_knows_cost_a_claim_nothing(
     url = migrated_postgres_url
     await execute(url, GROUND)
     async with world_of(url, deadline=30.0) as world, hot_session(url) as session:
-        before = await claim_times(world)
+        rounds = 400 if count == 100_000 else 50
+        before = await claim_times(world, rounds)
         pages_before = await pages(session, request(ALL))
         await execute(url, WAITING.format(name="x", workflow="unknown", count=count))
         began, calls = time.perf_counter(), 0
@@ -134,7 +135,8 @@ async def test_runs_that_nobody_knows_cost_a_claim_nothing(
                 break
         took = time.perf_counter() - began
         await execute(url, AN_HOUR_LATER)
-        after = await claim_times(world)
+        await execute(url, "vacuum perdure_wakes")
+        after = await claim_times(world, rounds)
         pages_after = await pages(session, request(ALL))
         strays = await session.fetch(
             "select count(*) from perdure_run_list where stray is not null",
@@ -147,12 +149,14 @@ async def test_runs_that_nobody_knows_cost_a_claim_nothing(
     )
     assert strays[0][0] == count
     assert claims.complete
-    assert pages_after <= pages_before + 6 * SHARDS  # the index is deeper, and full of what was
+    assert (
+        pages_after <= pages_before + 4 * SHARDS
+    )  # the index is deeper, and what is due again is there
     if count == 100_000:
         assert after[1] <= 1.5 * before[1] + 2
 
 
-async def claim_times(world: World, rounds: int = 300) -> tuple[float, float]:
+async def claim_times(world: World, rounds: int) -> tuple[float, float]:
     """p50 and p99 in milliseconds of claims that find one due run, as after its hint."""
     took = []
     for number in range(rounds):

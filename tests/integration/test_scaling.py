@@ -67,7 +67,8 @@ async def test_a_shard_moves_while_a_long_step_of_it_runs(
     async with World(audited_postgres_url, tmp_path, lease=3.0) as world:
         (first,) = await world.start_pods(world.url)
         runs = await world.start_runs(60, Beats(work=0.05))
-        pinned = await world.start_runs(20, Beats(work=9.0, most=1))
+        let_go = tmp_path / "let-go"
+        pinned = await world.start_runs(20, Beats(most=1, until=str(let_go)))
         await world.beating([*runs, *pinned])
         before = await epochs(world)
         second = world.start_pod()
@@ -81,6 +82,7 @@ async def test_a_shard_moves_while_a_long_step_of_it_runs(
         before, asked = await epochs(world), await stopped(world, first)
         await resized(world, 1, since=asked, ideal=SHARDS // 2, before=before)
         assert first.alive  # its long steps are not cut off
+        let_go.touch()
         assert await first.wait_end() == 0
         assert {e.pid for e in world.executions if e.run in pinned} == {first.pid}
         await world.finish()

@@ -13,6 +13,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from perdure import App, Context, current_step, step, workflow
+from tests.harness import waiting
 from tests.harness.sidelog import ENVIRONMENT, SideLog
 
 STOP = ".stop"
@@ -20,12 +21,14 @@ STOP = ".stop"
 
 class Beats(BaseModel):
     """work: seconds a step takes. spread: by which part of it that differs from step to step and run to run.
-    rest: seconds of durable sleep between two steps. most: steps at most."""
+    rest: seconds of durable sleep between two steps. most: steps at most.
+    until: each step lasts until this file exists."""
 
     work: float = 0.0
     spread: float = 0.0
     rest: float = 0.0
     most: int = 10_000
+    until: str = ""
 
 
 class Beat(BaseModel):
@@ -54,10 +57,12 @@ def _side_log() -> SideLog:
 
 
 @step
-async def beat(number: int, work: float) -> Beat:
+async def beat(number: int, work: float, until: str = "") -> Beat:
     me = current_step()
     with _side_log().execution(me.run_id, me.key, attempt=me.attempt, input=number):
         await asyncio.sleep(work)
+        if until:
+            await waiting.until(Path(until).exists, what=f"{until}", deadline=300, interval=0.05)
         return Beat(number=number, last=_told_to_stop())
 
 
@@ -68,7 +73,7 @@ async def beats(ctx: Context, plan: Beats) -> int:
         if number and plan.rest:
             await ctx.sleep(plan.rest)
         work = plan.work * (1 + plan.spread * (ctx.random() - 0.5)) if plan.spread else plan.work
-        done = await ctx.step(beat, number, work)
+        done = await ctx.step(beat, number, work, plan.until)
         if done.number != number:
             raise AssertionError(f"step {number} was given the result of step {done.number}")
         if done.last:
