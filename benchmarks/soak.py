@@ -113,7 +113,7 @@ async def soak(
     samples: list[Sample] = []
     with Pods("benchmarks.soak_app:app", url, folder, env=env, side_log=side_log) as pods:
         await asyncio.gather(*(pods.ready() for _ in range(PODS)))
-        witness = await Witness(url, side_log, lambda: pods.faults).open()
+        witness = await Witness(url, side_log, lambda: pods.faults, soak_app.is_tried_again).open()
         async with Client(Settings(db=url), workflows=soak_app.WORKFLOWS) as client:
             load = Load(client, most, rate)
             beside = [

@@ -19,7 +19,7 @@ from perdure import (
     step,
     workflow,
 )
-from tests.harness.sidelog import SideLog
+from tests.harness.sidelog import Execution, SideLog
 
 _side_logs: list[SideLog] = []
 
@@ -141,6 +141,10 @@ async def _ends(client: Client, run_id: str) -> str | None:
     except WorkflowCancelled:
         return None
     return "it was not cancelled"
+
+
+def is_tried_again(execution: Execution) -> bool:
+    return execution.key.rpartition("/")[2].startswith("flaky#")
 
 
 def _expect(found: int, wanted: int) -> str | None:

@@ -16,6 +16,8 @@ from tests.harness.sidelog import Execution, Fault, check_executions
 
 SETTLED = 20.0
 """Seconds after which every transaction that took part in the end of a run has ended."""
+AGAIN_IN_MEMORY = 3
+"""Executions that a kill may cost of a step that is tried again: short back-offs are waited out in memory."""
 WINDOW = 5.0
 """Seconds before a kill within which a step's end may have been lost with it."""
 
@@ -23,10 +25,18 @@ WINDOW = 5.0
 class Witness:
     """violations: what was found so far, as sentences. runs, rows, executions: how much has been checked."""
 
-    def __init__(self, url: str, side_log: Path, faults: Callable[[], Sequence[Fault]]) -> None:
+    def __init__(
+        self,
+        url: str,
+        side_log: Path,
+        faults: Callable[[], Sequence[Fault]],
+        tried_again: Callable[[Execution], bool],
+    ) -> None:
+        """tried_again: whether the execution is of a step with a retry policy."""
         self._url = url
         self._side_log = side_log
         self._faults = faults
+        self._tried_again = tried_again
         self._read_to = 0
         self._lines: dict[tuple[int, int], Execution] = {}
         self.violations: list[str] = []
@@ -48,9 +58,10 @@ class Witness:
         cluster = await self._rows("$1 and run_id is null", True)
         self.violations += check_history(sorted([*rows, *cluster], key=lambda row: row.id))
         mine = self._executions_of(set(ended))
-        self.violations += check_executions(
-            mine, accounted_executions(rows), self._faults(), window=WINDOW
-        )
+        accounted, faults = accounted_executions(rows), self._faults()
+        for again, kills in ((False, faults), (True, [*faults] * AGAIN_IN_MEMORY)):
+            some = [each for each in mine if self._tried_again(each) is again]
+            self.violations += check_executions(some, accounted, kills, window=WINDOW)
         self.runs, self.rows = self.runs + len(ended), self.rows + len(rows)
         self.executions += len(mine)
         await self._connection.execute("delete from audit_history where run_id = any($1)", ended)
