@@ -52,13 +52,21 @@ class Submission:
 
 def entry_bytes(entry: Entry) -> int:
     """Roughly what an entry weighs on the wire."""
-    texts = len(entry.input or "") + len(entry.output or "") + len(entry.error or "")
-    return ENTRY_OVERHEAD + texts
+    total = ENTRY_OVERHEAD
+    if entry.input:
+        total += len(entry.input)
+    if entry.output:
+        total += len(entry.output)
+    if entry.error:
+        total += len(entry.error)
+    return total
 
 
 def write_bytes(write: RunWrite) -> int:
     """Roughly what a write weighs on the wire."""
-    total = ENTRY_OVERHEAD + sum(map(entry_bytes, write.entries))
+    total = ENTRY_OVERHEAD
+    for entry in write.entries:
+        total += entry_bytes(entry)
     if isinstance(write.outcome, Finish):
         total += len(write.outcome.result or "") + len(write.outcome.error or "")
     return total
