@@ -33,7 +33,7 @@ from tests.integration.in_process import (
 )
 
 UPKEEP = {"renew", "topology", "notify"}
-CONNECTING = {"set", "select", "with"}
+CONNECTING = {"set", "select", "with", "about_session"}
 """Statements without a name of ours: settings and the driver's questions for types, once for each connection."""
 RARE = 60.0  # seconds between scans where a scan is not what is counted
 
@@ -117,6 +117,8 @@ async def counted(
     ):
         sent = proxy.statements
         await until(lambda: sent["claim"] and sent["upcoming"], what="the first look for runs")
+        engine = runner.session.engine
+        await until(lambda: engine.births.open and not engine.looking, what="the look being over")
         yield runner, client, Counts(proxy, without=UPKEEP)
 
 
@@ -138,11 +140,10 @@ async def test_a_run_costs_a_claim_and_a_commit_for_each_step(
 async def test_a_start_in_the_runners_process_costs_one_commit_more(
     postgres: PrivatePostgres, migrated_postgres_url: str
 ):
+    """And no claim, since it is born claimed, and no read of its end."""
     async with counted(postgres, migrated_postgres_url) as (runner, _, counts):
         assert await runner.client.run(steps, 1, timeout=20) == 0
-        seen = counts.seen
-        assert 1 <= seen.pop("read_results") <= 2
-        assert seen == {"start": 1, "claim": 1, "commit": 1}
+        assert counts.seen == {"start": 1, "commit": 1}
 
 
 @pytest.mark.req("SL1")
@@ -228,9 +229,8 @@ async def test_runs_in_flight_share_commits(postgres: PrivatePostgres, migrated_
         one_step = counts.seen
         print(f"50 runs of one step: {one_step}")
         assert one_step["start"] == 1
-        assert one_step["claim"] <= 2
         assert one_step["commit"] <= 10
-        assert set(one_step) <= {"start", "claim", "commit", "read_results"}
+        assert set(one_step) <= {"start", "commit", "read_results"}
         counts.begin()
         handles = await asyncio.gather(*(runner.client.start(steps, 10) for _ in range(50)))
         await asyncio.gather(*(h.wait(20) for h in handles))
@@ -247,7 +247,7 @@ async def test_runs_that_park_together_share_commits(
         await asyncio.gather(*(runner.client.start(rests, 0) for _ in range(50)))
         await until_all(client, RunStatus.SUSPENDED, 50)
         print(f"50 parks: {counts.seen}")
-        assert counts.seen["claim"] <= 2
+        assert counts.seen.get("claim", 0) == 0, "they are born claimed"
         assert counts.seen["commit"] <= 10
 
 
@@ -270,7 +270,7 @@ async def test_an_idle_runner_sends_only_renewals_looks_and_scans(
         seconds = time.monotonic() - began
         seen = counts.all
         print(f"idle for {seconds:.1f} s with {parked} parked: {dict(seen)}")
-        assert set(seen) <= {"renew", "topology", "claim", "upcoming"}
+        assert set(seen) <= {"renew", "topology", "claim", "claim_strays", "upcoming"}
         assert 1 <= seen["renew"] <= seconds / renewal + 1
         assert 1 <= seen["topology"] <= seconds / look + 1
         assert 1 <= seen["claim"] <= seconds / (0.8 * scan) + 1
@@ -291,7 +291,7 @@ async def test_runs_waiting_in_memory_cost_one_look_a_scan(
         await asyncio.sleep(2.0)  # the time itself is what is measured
         seconds = time.monotonic() - began
         seen = counts.seen
-        assert set(seen) == {"claim", "upcoming", "due_in_memory"}
+        assert set(seen) <= {"claim", "claim_strays", "upcoming", "due_in_memory"}
         assert 1 <= seen["due_in_memory"] <= seconds / (0.8 * 0.5) + 1
 
 
