@@ -17,7 +17,7 @@ import asyncpg
 from perdure.storage import births
 from perdure.storage.connect import Database
 from perdure.storage.errors import RunnerDeclaredDead
-from perdure.storage.interface import ClusterStore, RunStore
+from perdure.storage.interface import MAILBOX_BYTES, ClusterStore, RunStore
 from perdure.storage.model import (
     Entry,
     Mailbox,
@@ -286,8 +286,11 @@ class PostgresActor:
 
     async def send(self, sending: Sending) -> None:
         message = sending.message
-        arguments = (message.kind.value, message.name, message.body, message.format, MAILBOX_LIMIT)
-        (row,) = await self._fetch("signal", message.run_id, message.message_id, *arguments)
+        arguments = (message.kind.value, message.name, message.body, message.format)
+        limits = (MAILBOX_LIMIT, MAILBOX_BYTES)
+        (row,) = await self._fetch(
+            "signal", message.run_id, message.message_id, *arguments, *limits
+        )
         if row["stored"] is not None:
             sending.status = SendStatus.DELIVERED
         elif row["given"] is not None:
