@@ -63,6 +63,7 @@ async def test_another_number_of_shards(cli, tmp_path):
     assert "1 to 65,536 shards" in cli("reshard", "0").refused()
 
 
+@pytest.mark.slow
 async def test_a_pod_that_was_paused_meanwhile_ends(on_postgres, tmp_path):
     cli = on_postgres
     with pods(cli, tmp_path, lease="2", park_after="0.1") as running:

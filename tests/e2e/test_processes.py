@@ -129,6 +129,7 @@ async def test_killing_the_parent_ends_the_children_cleanly(parent, cli):
     assert cli("cluster", "status", "--format", "json").ok().json["shards_unowned"] == 256
 
 
+@pytest.mark.slow
 async def test_what_cannot_boot_ends_all(parent):
     pod = parent("--set", "shards=0")
     assert await pod.wait_end() == 2

@@ -58,7 +58,13 @@ async def test_a_parked_run_is_held_once(world: World, statement: str, where: Cu
 
 
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("statement", ["hold_run", "settle_rest", "signal"])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "signal",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("hold_run", "settle_rest")),
+    ],
+)
 async def test_the_holder_is_asked_once(world: World, statement: str, where: CutWhere) -> None:
     runner, run = await claimed(world)
     async with cut(world.settings.url, statement, where) as client:

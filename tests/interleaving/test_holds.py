@@ -55,6 +55,7 @@ async def test_suspend_and_claim(arena: Arena) -> None:
     )
 
 
+@pytest.mark.slow
 async def test_suspend_never_entered_and_claim(arena: Arena) -> None:
     await arena.race(
         suspending(),
@@ -81,6 +82,7 @@ async def test_suspend_and_finish(arena: Arena) -> None:
     )
 
 
+@pytest.mark.slow
 async def test_suspend_and_signal(arena: Arena) -> None:
     await arena.race(
         suspending(),
@@ -93,6 +95,7 @@ async def test_suspend_and_signal(arena: Arena) -> None:
     )
 
 
+@pytest.mark.slow
 async def test_suspend_twice(arena: Arena) -> None:
     await arena.race(
         suspending("one"),
