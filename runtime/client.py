@@ -37,8 +37,6 @@ from perdure.runtime.authoring.weight import HEAVY, is_heavy
 from perdure.runtime.bulk import Bulk, Progress, Started
 from perdure.runtime.errors import (
     ClientClosed,
-    MailboxFull,
-    RunEnded,
     RunIdConflict,
     RunNotFound,
     WrongStatus,
@@ -54,7 +52,7 @@ from perdure.runtime.inspection import (
     step_views,
 )
 from perdure.runtime.local import LocalRunner
-from perdure.runtime.outcomes import Repeated
+from perdure.runtime.mail import Mail
 from perdure.runtime.results import ResultWatcher, RunEnd
 from perdure.runtime.settings import Settings
 from perdure.runtime.starting import StartBatcher, said, waits
@@ -69,7 +67,6 @@ from perdure.storage.errors import (
     DatabaseUnavailable,
     InputError,
     SchemaError,
-    UnknownOutcome,
 )
 from perdure.storage.interface import RunStore
 from perdure.storage.model import (
@@ -84,17 +81,12 @@ from perdure.storage.model import (
     RunFilter,
     RunRecord,
     RunStatus,
-    SendOutcome,
-    SendStatus,
     StartOutcome,
     Topology,
 )
 
 In = TypeVar("In")
 Out = TypeVar("Out")
-
-UNLIMITED = 1 << 53
-"""Of a mailbox: an operator is heard also when it is full."""
 
 KEEP: Any = object()
 """Default of `Client.retry`'s payload: the original one."""
@@ -176,6 +168,14 @@ class Client:
             )
             parts.local.listen(self._watcher.tell)
         self._looking = asyncio.Lock()
+        self._mail = Mail(
+            parts.settings,
+            parts.bus,
+            parts.clock,
+            parts.randomness,
+            opened=lambda: self._store,
+            existing=self._existing,
+        )
 
     async def __aenter__(self) -> Self:
         parts = self._parts
@@ -572,10 +572,9 @@ class Client:
         message_id = (
             f"signal:{id if id is not None else format(self._parts.randomness.bits63(), 'x')}"
         )
-        outcome = await self._send(
-            Message(run_id, message_id, MessageKind.SIGNAL, name=name, body=text)
-        )
-        self._check_sent(outcome, run_id, f"signal {name!r}")
+        message = Message(run_id, message_id, MessageKind.SIGNAL, name=name, body=text)
+        outcome = await self._mail.send(message)
+        self._mail.check_sent(outcome, run_id, f"signal {name!r}")
 
     async def cancel(self, run_id: str, reason: str | None = None) -> None:
         """Ask a run to end. One nobody entered ends at once; a running body gets CancelledError and may clean up.
@@ -583,27 +582,7 @@ class Client:
         A second cancel, or one of a cancelled run, changes nothing. Raises `RunNotFound`; `RunEnded` when it
         succeeded or failed before.
         """
-        check_known_id(run_id)
-        check_label("the reason of a cancel,", reason)
-        batch_id = self._parts.randomness.bits63()
-        ended = await self._repeated().answer(
-            lambda: self._store.cancel_unentered(run_id, batch_id=batch_id, reason=reason)
-        )
-        if ended:
-            self._parts.bus.publish([Hint(HintKind.DONE, run_id, slot_of(run_id))])
-            return
-        message = Message(run_id, "cancel", MessageKind.CANCEL, body=reason)
-        try:
-            outcome = await self._send(message, limit=UNLIMITED)
-        except UnknownOutcome:
-            if (await self._existing(run_id)).status is not RunStatus.CANCELLED:
-                raise
-            return
-        if outcome.status is SendStatus.ENDED:
-            record = await self._existing(run_id)
-            if record.status is RunStatus.CANCELLED:
-                return
-        self._check_sent(outcome, run_id, "cancel")
+        await self._mail.cancel(run_id, reason)
 
     async def suspend(self, run_id: str, reason: str | None = None) -> None:
         """Put a run on hold: it runs no code until `resume`, and its mailbox goes on collecting. ``reason`` is for
@@ -613,26 +592,7 @@ class Client:
         as soon as those that run have ended. One that is on hold already stays as it is. Raises `RunNotFound`,
         `RunEnded`.
         """
-        check_known_id(run_id)
-        check_label("the reason of a suspend,", reason)
-        batch_id = self._parts.randomness.bits63()
-
-        async def hold() -> bool:
-            return await self._repeated().answer(
-                lambda: self._store.hold_run(run_id, batch_id=batch_id, reason=reason)
-            )
-
-        if await hold():
-            return
-        asked = Message(run_id, f"suspend:{batch_id:x}", MessageKind.SUSPEND, body=reason)
-        try:
-            outcome = await self._send(asked, limit=UNLIMITED)
-        except UnknownOutcome:
-            if not (await self._existing(run_id)).status.final:
-                raise
-            raise RunEnded(run_id, "suspend") from None
-        self._check_sent(outcome, run_id, "suspend")
-        await hold()  # it may have left memory before the message came
+        await self._mail.suspend(run_id, reason)
 
     async def resume(self, run_id: str) -> None:
         """Let a run on hold (crash loop, nondeterminism, operator) go on, with a new crash budget, due now; or take a
@@ -640,20 +600,7 @@ class Client:
 
         Raises `RunNotFound`; `WrongStatus` when it is not on hold.
         """
-        check_known_id(run_id)
-        batch_id = self._parts.randomness.bits63()
-        write = self._repeated()
-        while not await write.answer(lambda: self._store.release_hold(run_id, batch_id=batch_id)):
-            record = await self._existing(run_id)
-            if record.hold is not None:  # since a moment ago
-                continue
-            if write.lost is not None and not record.status.final:
-                break  # an earlier send has taken the suspend back
-            raise WrongStatus(run_id, "resume", record.status, "only a run on hold can be resumed")
-        slot = slot_of(run_id)
-        self._parts.bus.publish(
-            [Hint(HintKind.START, run_id, slot), Hint(HintKind.WAKE, run_id, slot)]
-        )
+        await self._mail.resume(run_id)
 
     async def retry(self, run_id: str, payload: Any = KEEP) -> Handle[Any]:
         """A fresh run, with a new id, of a failed or cancelled one; ``payload`` replaces the original.
@@ -690,42 +637,6 @@ class Client:
         _ = self._store  # it is open
         self._tell_start(run, await self._starts.start(run))
         return Handle(self, fresh, "running", definition)
-
-    def _repeated(self) -> Repeated:
-        parts = self._parts
-        return Repeated(parts.clock, parts.randomness, patience=2 * parts.settings.storage_deadline)
-
-    async def _send(self, message: Message, *, limit: int | None = None) -> SendOutcome:
-        """Waits for the run's wake row (bounded by the store); an unknown outcome is settled by the message id.
-
-        Raises `UnknownOutcome` also when an answer was lost and the run, with its mailbox, is gone by the next try."""
-        write = self._repeated()
-        settings = self._parts.settings
-        most, size = settings.mailbox_limit, settings.mailbox_bytes
-        if limit is not None:
-            most, size = limit, limit
-        outcome = await write.answer(
-            lambda: self._store.send_message(message, mailbox_limit=most, mailbox_bytes=size)
-        )
-        gone = outcome.status in (SendStatus.ENDED, SendStatus.UNKNOWN_RUN)
-        if gone and write.lost is not None:
-            raise UnknownOutcome(
-                f"run {message.run_id!r} has ended since a first try, whose answer was lost: its journal "
-                f"says whether it took the {message.kind} {message.name!r}"
-            ) from write.lost
-        if outcome.status is SendStatus.DELIVERED or outcome.status is SendStatus.DUPLICATE:
-            self._parts.bus.publish([Hint(HintKind.WAKE, message.run_id, slot_of(message.run_id))])
-        return outcome
-
-    def _check_sent(self, outcome: SendOutcome, run_id: str, what: str) -> None:
-        if outcome.status is SendStatus.UNKNOWN_RUN:
-            raise RunNotFound(run_id)
-        if outcome.status is SendStatus.ENDED:
-            raise RunEnded(run_id, what)
-        if outcome.status is SendStatus.FULL:
-            raise MailboxFull(run_id, what, self._parts.settings.mailbox_limit)
-        if outcome.status is SendStatus.HEAVY:
-            raise MailboxFull(run_id, what, self._parts.settings.mailbox_bytes, "mailbox_bytes")
 
     def _known(self, workflow: str) -> WorkflowDefinition[Any, Any] | None:
         registry = self._parts.registry

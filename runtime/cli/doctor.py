@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from typing import Annotated
 
@@ -100,9 +99,10 @@ async def gather(settings: Settings, stuck_after: float) -> Facts:
 
 async def _topology(store: UpkeepStore) -> tuple[Topology, tuple[float, float]]:
     """With the database's clock against ours, and half the time the answer took: so much it may be wrong."""
-    sent = time.time()
+    clock = SystemClock()
+    sent = clock.now()
     topology = await store.read_topology()
-    answered = time.time()
+    answered = clock.now()
     return topology, (topology.db_now - (sent + answered) / 2, (answered - sent) / 2)
 
 

@@ -12,7 +12,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -21,6 +20,7 @@ import structlog
 
 from perdure.runtime.cli.stop_signals import CUT_SHORT
 from perdure.runtime.settings import Settings
+from perdure.storage.clock import Clock, SystemClock
 
 log = structlog.get_logger("perdure.processes")
 
@@ -60,16 +60,17 @@ def keep_running(arguments: Sequence[str], settings: Settings) -> int:
     0: each ended well after the signal. `CUT_SHORT`: some were cut short. Else that of a child that cannot boot, with
     which all end."""
     command = [sys.executable, "-m", "perdure", *arguments]
-    return Processes(command, settings).run()
+    return Processes(command, settings, SystemClock()).run()
 
 
 class Processes:
     """The parent's loop."""
 
-    def __init__(self, command: Sequence[str], settings: Settings) -> None:
+    def __init__(self, command: Sequence[str], settings: Settings, clock: Clock) -> None:
         self._command = command
         self._settings = settings
         self._children = [Child(number) for number in range(1, settings.processes + 1)]
+        self._clock = clock
         self._signals = 0
         self._told = 0
         self._code = 0
@@ -104,16 +105,16 @@ class Processes:
     def _pause(self) -> None:
         """Until a signal or the next start."""
         due = [child.start_at for child in self._children if child.start_at is not None]
-        rest = max(0.0, min(due) - time.monotonic()) if due else None
+        rest = max(0.0, min(due) - self._clock.monotonic()) if due else None
         select.select([self._wake], [], [], rest)
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake, 512)
 
     def _start_if_due(self, child: Child) -> None:
-        if child.start_at is None or time.monotonic() < child.start_at:
+        if child.start_at is None or self._clock.monotonic() < child.start_at:
             return
         child.start_at = None
-        child.started_at = time.monotonic()
+        child.started_at = self._clock.monotonic()
         theirs, child.pipe = os.pipe()
         try:
             # A session of its own: Ctrl-C at the terminal reaches the parent alone, which passes it on once.
@@ -143,9 +144,9 @@ class Processes:
             self._code = code
             self._signals += 1
         else:
-            steady = time.monotonic() - child.started_at >= STEADY
+            steady = self._clock.monotonic() - child.started_at >= STEADY
             child.pause = FIRST_PAUSE if steady else min(2 * child.pause, LONGEST_PAUSE)
-            child.start_at = time.monotonic() + child.pause
+            child.start_at = self._clock.monotonic() + child.pause
             log.error(
                 "process.crashed", process=child.number, pid=pid, code=code, again_in=child.pause
             )

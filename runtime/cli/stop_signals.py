@@ -17,12 +17,13 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from types import FrameType
 from typing import Any, TypeVar
 
 import structlog
+
+from perdure.storage.clock import Clock, SystemClock
 
 T = TypeVar("T")
 
@@ -52,12 +53,14 @@ class StopSignals:
         begin: Callable[[], object] = lambda: None,
         leave: Callable[[], object] = lambda: None,
         exit_now: Callable[[int], Any] = os._exit,
+        clock: Clock | None = None,
     ) -> None:
         self.count = 0
         self._grace = grace
         self._begin = begin
         self._leave = leave
         self._exit_now = exit_now
+        self._clock = clock or SystemClock()
         self._deadline: float | None = None
         self._arrived = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -110,7 +113,7 @@ class StopSignals:
     def _listen(self) -> None:
         while True:
             deadline = self._deadline
-            rest = None if deadline is None else max(0.0, deadline - time.monotonic())
+            rest = None if deadline is None else max(0.0, deadline - self._clock.monotonic())
             if select.select([self._mine], [], [], rest)[0]:
                 for number in self._mine.recv(64):
                     if number == 0:
@@ -123,7 +126,7 @@ class StopSignals:
 
     def _hear(self) -> None:
         self.count += 1
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if self.count == 1:
             self._deadline = now + self._grace + ORDERLY
         else:
