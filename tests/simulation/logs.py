@@ -37,6 +37,10 @@ class Logs:
             world.seen[f"log {name}"] += 1
             if name == "run.crash-looped":
                 world.seen["crash-looped"] += 1
+            if name == "runner.void":  # it gives up what it has in memory, and lives on
+                world.fault("void", LANE.get(WORLD).owner.number)
+                if not world.server.lost:
+                    world.wrong("a runner took the database for another one, and it never was")
             if name == "run.displaced":
                 world.seen["displaced"] += 1
             if world.story is not None:

@@ -47,6 +47,8 @@ REACHED = {
     "database clock jumped": 60,
     "pod clock jumped": 30,
     "declared dead": 600,
+    "twins": 30,
+    "void": 30,
     "orphan re-claimed": 500,
     "own orphan re-claimed": 10,
     "suspect claimed": 500,
@@ -76,6 +78,7 @@ REACHED = {
     "retried": 50,
     "client told UnknownOutcome": 10,
     "client told RunEnded": 100,
+    "client told MailboxFull": 100,
 }
 
 

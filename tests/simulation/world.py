@@ -281,6 +281,7 @@ class World:
             )
             for number in range(figures.pods)
         ]
+        self.twins: list[Pod] = []
         self.visitors = [Visitor(self, f"client-{n}") for n in range(figures.clients)]
 
     # -- for everybody
@@ -308,6 +309,16 @@ class World:
     def fault(self, kind: str, process: int | None = None, seconds: float = 0.0) -> None:
         self.seen[kind] += 1
         self.faults.append(Fault(kind, self.loop.now, self.loop.now + seconds, process))
+
+    def twin(self, pod: Pod) -> None:
+        """A second process under the same name, as when a lost node's pod is replaced while it still lives."""
+        self.say(f"{pod.name} is replaced while it lives")
+        self.seen["twins"] += 1
+        twin = Pod(self, pod.name, pod.workflows)
+        twin.chance = self.random(f"twin {len(self.twins)}")
+        self.twins.append(twin)
+        twin.boot()
+        pod.pause(twin.chance.uniform(0.1, 2.0 * self.figures.lease), keeper=True)
 
     def settings(self, replica: str) -> Settings:
         figures = self.figures
@@ -391,6 +402,9 @@ class World:
         self.say("peace")
         self.server.down = False
         self.hints.clear()
+        for twin in self.twins:
+            twin.stopping = True
+            twin.killed()
         for faults in self._networks():
             faults.clear()
         for pod in self.pods:
@@ -467,7 +481,9 @@ class Disturbance:
             world.say("the database's clock jumps")
             world.seen["database clock jumped"] += 1
             world.server.clock.offset += chance.choice((-30.0, -3.0, 3.0, 30.0))
-        elif lot < 0.88:
+        elif lot < 0.86:
+            world.twin(pod)
+        elif lot < 0.89:
             world.seen["pod clock jumped"] += 1
             pod.clock.offset += chance.choice((-60.0, -2.0, 2.0, 60.0))
         else:
