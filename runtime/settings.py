@@ -191,6 +191,9 @@ class Settings:
         if sql and self.sqlite and self.lease < SQLITE_LEASE_MINIMUM:
             allowed = f"at least {SQLITE_LEASE_MINIMUM:g} s with runner_storage sql on SQLite"
             faults.append(self._fault("lease", allowed=allowed))
+        if self.shard_lock == "advisory" and self.sqlite:
+            allowed = "auto or row: SQLite has no locks that end with a session"
+            faults.append(self._fault("shard_lock", allowed=allowed))
         if sql and self.sqlite and sqlite_path(self.db) is None:
             allowed = "memory: the database lives in this process's memory and cannot be shared"
             faults.append(self._fault("runner_storage", allowed=allowed))

@@ -324,10 +324,25 @@ class PostgresRunStore(RunStore):
                 self._remember_ghost(batch_id, session.backend)
                 raise
             seen = {row["run_id"]: row for row in states}
+            self._watch_history(missing, seen)
             applied = {w.run_id: _applied(w, refused) for w in writes if w.run_id not in missed}
             return applied | {w.run_id: _judged(w, batch_id, seen.get(w.run_id)) for w in missing}
 
         return await self._commit_lane.run(use, what="commit", patience=deadline)
+
+    def _watch_history(self, missing: Sequence[RunWrite], seen: Mapping[str, Row]) -> None:
+        """A claim that is still mine at a revision from before what was confirmed to me: those commits are gone."""
+        for write in missing:
+            row = seen.get(write.run_id)
+            if row is None or not row["fenced"]:
+                continue
+            fence = columns.fence_of(row)
+            if fence.claim_id == write.claim_id and fence.revision < write.revision:
+                self._server.commits_lost(
+                    f"an older copy of the server: run {write.run_id!r} is back at revision {fence.revision}, "
+                    f"{write.revision} had been confirmed"
+                )
+                return
 
     async def _states(self, session: Session, missing: Sequence[RunWrite]) -> list[Row]:
         """Fence and cold row of members that were not applied: zero rows is no verdict yet."""

@@ -123,7 +123,10 @@ def test_one_id_under_two_workflows(cli):
         ("workflows retry nobody", "there is no run 'nobody'"),
         ("workflows resume nobody", "there is no run 'nobody'"),
         ("cluster status --format yaml", "allowed is table or json"),
-        ("serve two_app:app --shard-lock advisory", "this database has no locks of sessions"),
+        (
+            "serve two_app:app --shard-lock advisory",
+            "auto or row: SQLite has no locks that end with a session",
+        ),
         ("serve two_app:app --shard-lock raft", "auto or row"),
         ("serve two_app:app --lease soon", "lease = 'soon' from the flag --lease"),
         ("serve two_app:app --lease 9 --renewal 4", "at most a third of the lease (9 s)"),
