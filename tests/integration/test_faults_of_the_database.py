@@ -160,7 +160,7 @@ async def test_a_pod_that_is_told_to_stop_while_the_database_is_away_does_stop(
         at = time.monotonic()
         await asyncio.to_thread(postgres.stop, "immediate")
         pod.terminate()
-        assert await pod.wait_end(deadline=2 + LEASE + 5) == 0
+        assert await pod.wait_end(deadline=2 + LEASE + 5) == 4
         assert "Traceback" not in pod.log
         await asyncio.to_thread(postgres.start)
         back = time.monotonic()
