@@ -112,4 +112,6 @@ async def test_what_a_hundred_thousand_parked_runs_cost(
     assert found.memory < 30 * 2**20
     assert found.pod < 0.02
     assert found.database < 0.01
-    assert found.signal <= 0.015
+    assert found.signal <= max(0.015, 2 * found.signal_empty), (
+        "a busy machine is slower before, too"
+    )
