@@ -488,7 +488,8 @@ class LeaseLoop:
     @staticmethod
     async def _pause(until: asyncio.Event, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(until.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await until.wait()
 
 
 def backoff(failures: int, renewal: float, fraction: float) -> float:

@@ -244,7 +244,8 @@ class Ownership:
         await self._close()
         delay = backoff(self._failures, self._config.renewal, self._randomness.fraction())
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._over.wait(), delay)
+            async with asyncio.timeout(delay):
+                await self._over.wait()
         self._wake.set()
 
     async def _close(self) -> None:

@@ -92,9 +92,11 @@ class Borrower:
     async def run(self) -> None:
         while not self._over:
             period = LOOK if self._mixed() else self._scan
+            rest = period * (0.8 + 0.2 * self._randomness.fraction())
+            # Not wait_for, which on Python 3.11 swallows a cancel that comes together with the event.
             with contextlib.suppress(TimeoutError):
-                rest = period * (0.8 + 0.2 * self._randomness.fraction())
-                await asyncio.wait_for(self._wanted.wait(), rest)
+                async with asyncio.timeout(rest):
+                    await self._wanted.wait()
             self._wanted.clear()
             if self._slots.free:
                 await self._claim()
