@@ -20,7 +20,7 @@ Answer = StartOutcome | Exception
 Progress = Callable[[int, int], None]
 """Gets how many payloads have been dealt with, and how many there are."""
 
-UNDER_WAY = 2
+UNDER_WAY = 3
 """Chunks sent and not answered yet."""
 SLICE = 0.005
 """Seconds of encoding between two turns of everybody else."""
