@@ -174,9 +174,11 @@ class PostgresRunStore(RunStore):
             if row["stored"] is not None:
                 return SendOutcome(SendStatus.DELIVERED, row["slot"])
             if row["given"] is not None:
-                status = SendStatus.DUPLICATE
-                if not row["known"]:
-                    status = SendStatus.FULL if not row["room"] else SendStatus.HEAVY
+                status = SendStatus.DUPLICATE  # also of one whose first send this one waited for
+                if not row["known"] and not row["room"]:
+                    status = SendStatus.FULL
+                elif not row["known"] and not row["light"]:
+                    status = SendStatus.HEAVY
                 return SendOutcome(status, row["slot"])
             found = await self._fetch(self._client_lane, queries.FIND_RUN, message.run_id)
             if not found:
