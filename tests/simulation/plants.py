@@ -14,6 +14,7 @@ from perdure.runtime.body.body import Body
 from perdure.runtime.body.steps import Steps
 from perdure.runtime.engine.claiming import Claimer
 from perdure.runtime.engine.committer import Committer
+from perdure.sharding.lease import LeaseLoop
 from perdure.sharding.patience import Patience
 from perdure.storage.model import Park, Verdict
 from perdure.storage.sqlite import commits
@@ -113,8 +114,13 @@ UNRECORDED = """    if wanted.by is None:
 
 PLANTS = {
     "claim-id": Plant(
-        "a commit does not compare the claim",
-        (statement("commit.fence", ("f.claim_id = b.claim_id and ", "")),),
+        "a commit does not compare the claim, and a keeper does not notice an old copy",
+        (
+            statement("commit.fence", ("f.claim_id = b.claim_id and ", "")),
+            function(
+                LeaseLoop, "_renew", ("if renewal.renew_count <= self._renewals:", "if False:")
+            ),
+        ),
     ),
     "shard": Plant(
         "a claim does not ask whether the shard is still the claimer's",
