@@ -142,7 +142,7 @@ def test_many_seeds() -> None:
 
 # ---- mistakes -----------------------------------------------------------------------------------
 
-QUICK = ("barrier", "guess", "one-clock")
+QUICK = ("barrier", "guess")
 """Planted in the default tier, too."""
 
 
