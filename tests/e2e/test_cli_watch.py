@@ -41,14 +41,30 @@ class Watcher:
     async def interrupt(self) -> tuple[int, str]:
         """Ctrl-C: its exit code and what it had to complain about."""
         self.process.send_signal(signal.SIGINT)
-        _, complaints = await self.process.communicate()
+        ending = asyncio.ensure_future(self.process.communicate())
+        done, _ = await asyncio.wait([ending], timeout=30)
+        if not done:  # where it stands, from the interpreter's own mouth
+            self.process.send_signal(signal.SIGABRT)
+        _, complaints = await ending
         return self.process.returncode or 0, complaints.decode()
 
 
 @asynccontextmanager
 async def watching(url: str, folder: Path, *options: str) -> AsyncIterator[Watcher]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "perdure", "cluster", "status", "--watch", "--db", url, *options),
+        *(
+            sys.executable,
+            "-X",
+            "faulthandler",
+            "-m",
+            "perdure",
+            "cluster",
+            "status",
+            "--watch",
+            "--db",
+            url,
+            *options,
+        ),
         env=environment(),
         cwd=folder,
         stdout=asyncio.subprocess.PIPE,
