@@ -65,6 +65,7 @@ def empty_table() -> Table:
         ("one-step", "start to result, alone"): Figures("ms"),
         ("one-step", "the same less four commits"): Figures("ms", "<= 3 ms"),
         ("2 MiB results", "p99 of small runs beside them"): Figures("times", "<= 1.3"),
+        ("2 MiB rows", "p99 of small commits beside them"): Figures("times"),
     }
 
 
@@ -106,6 +107,9 @@ async def one_round(server: PrivatePostgres, runs: int, table: Table, *, traced:
         table["one-step", "the same less four commits"].add((taken - 4 * alone) * 1e3)
         table["2 MiB results", "p99 of small runs beside them"].add(
             await measures.beside_large(runner)
+        )
+        table["2 MiB rows", "p99 of small commits beside them"].add(
+            await measures.rows_beside_large(url)
         )
     finally:
         await runner.stop()

@@ -8,14 +8,15 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import asyncpg
 from opentelemetry import trace
 
-from benchmarks.workflows import app, large, nobody, one
+from benchmarks.workflows import LARGE, app, large, nobody, one
 from perdure import Client, WorkflowDefinition
+from perdure.runtime.bulk import UNDER_WAY
 from perdure.runtime.runner import Runner
 from perdure.runtime.settings import Settings
 
@@ -33,6 +34,9 @@ insert into perdure_wakes (run_id, slot, wake_at) select run_id, slot, now() fro
 """
 """The rows of a start and nothing else: no look-up, no answer."""
 CHUNK = 500
+TURNS = 4
+BETWEEN_LARGE = 0.01
+"""Seconds between two 2 MiB commits of a pod: writing and reading JSON, and giving the step to its body."""
 
 
 def runner_on(url: str, **settings: object) -> Runner:
@@ -100,26 +104,70 @@ async def _one_by_one(runner: Runner, runs: int) -> list[float]:
 
 
 async def beside_large(runner: Runner, runs: int = 400) -> float:
-    """The 99th percentile of small runs while one run writes 2 MiB results, over the same without it."""
-    alone = await _small_p99(runner, runs)
-    writing = asyncio.create_task(_write_large(runner))
+    """The 99th percentile of small runs, ten at a time, beside one that writes 2 MiB results, over the same without."""
+
+    async def small() -> list[float]:
+        taken = await asyncio.gather(*(_one_by_one(runner, runs // 10) for _ in range(10)))
+        return [each for some in taken for each in some]
+
+    async def write() -> None:
+        await runner.client.run(large, 2)
+
+    return await _beside(small, write)
+
+
+async def rows_beside_large(url: str, commits: int = 400) -> float:
+    """The same of plain connections: ten that commit a row twice, beside one that commits 2 MiB as often as a pod
+    does. What the server, its disk and this loop make of it."""
+    *connections, other = [await asyncpg.connect(url) for _ in range(11)]
+    insert = "insert into bench_limit (v) values ($1)"
+
+    async def one_by_one(connection: asyncpg.Connection[asyncpg.Record]) -> list[float]:
+        taken = []
+        for _ in range(commits // 10):
+            began = time.perf_counter()
+            await connection.execute(insert, "x")
+            await connection.execute(insert, "x")
+            taken.append(time.perf_counter() - began)
+        return taken
+
+    async def small() -> list[float]:
+        taken = await asyncio.gather(*(one_by_one(connection) for connection in connections))
+        return [each for some in taken for each in some]
+
+    async def write() -> None:
+        await other.execute(insert, "x" * LARGE)
+        await asyncio.sleep(BETWEEN_LARGE)
+
     try:
-        beside = await _small_p99(runner, runs)
+        return await _beside(small, write)
     finally:
-        writing.cancel()
-        await asyncio.gather(writing, return_exceptions=True)
-    return beside / alone
+        for connection in (*connections, other):
+            await connection.close()
 
 
-async def _write_large(runner: Runner) -> None:
-    while True:
-        await runner.client.run(large, 5)
+async def _beside(
+    small: Callable[[], Awaitable[list[float]]], write: Callable[[], Awaitable[None]]
+) -> float:
+    """How the 99th percentile of ``small`` grows while ``write`` is called over and over; by turns without and with."""
+    alone: list[float] = []
+    beside: list[float] = []
+    await write()  # everybody's connections are open, and statements planned
+    for _ in range(TURNS):
+        alone += await small()
+        enough = asyncio.Event()
 
+        async def go_on(enough: asyncio.Event = enough) -> None:
+            while not enough.is_set():
+                await write()
 
-async def _small_p99(runner: Runner, runs: int) -> float:
-    """Of one-step runs, ten at a time."""
-    taken = await asyncio.gather(*(_one_by_one(runner, runs // 10) for _ in range(10)))
-    return statistics.quantiles((each for some in taken for each in some), n=100)[-1]
+        writing = asyncio.create_task(go_on())
+        try:
+            beside += await small()
+        finally:
+            enough.set()
+            await writing
+    return statistics.quantiles(beside, n=100)[-1] / statistics.quantiles(alone, n=100)[-1]
 
 
 async def two_processes(url: str, runs: int) -> float:
@@ -178,8 +226,9 @@ async def raw_starts(url: str, rows: int) -> float:
 
 
 async def many_starts(url: str, rows: int) -> float:
-    """Starts a second of `start_many` by a client without a runner."""
+    """Starts a second of `start_many` by a client without a runner, its connections open like those of the inserts."""
     async with Client(url, workflows=[nobody]) as client:
+        await client.start_many(nobody, range(UNDER_WAY * CHUNK))
         began = time.perf_counter()
         started = await client.start_many(nobody, range(rows))
         rate = rows / (time.perf_counter() - began)

@@ -285,7 +285,10 @@ class Client:
         if run_id is not None:
             check_run_id(run_id)
         else:
-            run_id = definition.run_id_for(payload, tenant) or self._new_id()
+            run_id = definition.run_id_for(payload, tenant)
+        fresh = run_id is None
+        if run_id is None:
+            run_id = self._new_id()
         return NewRun(
             run_id=run_id,
             slot=slot_of(run_id),
@@ -299,6 +302,7 @@ class Client:
             subject=options.get("subject"),
             trace=options.get("trace"),
             tags=joined([*definition.tags, *options.get("tags", ())]),
+            fresh=fresh,
         )
 
     @overload
@@ -357,12 +361,14 @@ class Client:
     async def _start_chunk(self, runs: Sequence[NewRun]) -> Sequence[StartOutcome | Exception]:
         with self._telemetry.starting(runs) as traced:
             answers = await self._starts.start_all(traced)
-        hints: dict[int, Hint] = {}
-        for run, answer in zip(runs, answers, strict=True):
-            if isinstance(answer, StartOutcome) and waits(answer):
-                shard = shard_of(run.slot, self._parts.settings.shards)
-                hints[shard] = Hint(HintKind.START, run.run_id, run.slot)
-        self._parts.bus.publish(list(hints.values()))
+        shards = self._parts.settings.shards
+        waiting = {
+            shard_of(run.slot, shards): run
+            for run, answer in zip(runs, answers, strict=True)
+            if isinstance(answer, StartOutcome) and waits(answer)
+        }
+        hints = [Hint(HintKind.START, run.run_id, run.slot) for run in waiting.values()]
+        self._parts.bus.publish(hints)
         return answers
 
     def _started(

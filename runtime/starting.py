@@ -93,7 +93,8 @@ class StartBatcher:
 
     async def _start(self, runs: Sequence[NewRun]) -> Sequence[StartOutcome]:
         """Births are settled before anybody hears of the start, so that its run is in memory by then."""
-        runs = [self._with_birth(run) for run in runs]
+        if self._local is not None:
+            runs = [self._with_birth(run) for run in runs]
         write = Repeated(self._clock, self._randomness, patience=self._patience)
         try:
             outcomes = await write.answer(lambda: self._store.start_runs(runs))
@@ -107,8 +108,10 @@ class StartBatcher:
     def _settle(
         self, runs: Sequence[NewRun], outcomes: Sequence[StartOutcome | None], *, lost: bool
     ) -> None:
+        if self._local is None:
+            return
         for run, outcome in zip(runs, outcomes, strict=True):
-            if self._local is not None and run.birth is not None:
+            if run.birth is not None:
                 self._local.settle(run.birth, outcome, lost=lost)
 
     def _with_birth(self, run: NewRun) -> NewRun:
@@ -123,4 +126,4 @@ def waits(outcome: StartOutcome) -> bool:
 
 def said(outcome: StartOutcome) -> str:
     """The status of a handle. A run this start made may have ended before a lost answer was made good."""
-    return "replayed" if outcome.status.final and not outcome.created else "running"
+    return "replayed" if not outcome.created and outcome.status.final else "running"

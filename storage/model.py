@@ -151,7 +151,11 @@ class OpenItems:
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """A start. ``start_token`` is fresh per call, so that a start of unknown outcome can be settled (R9)."""
+    """A start. ``start_token`` is new per call, so that a start of unknown outcome can be settled (R9).
+
+    fresh: the id was made for this call, so that only an earlier sending of it can have it. A store may insert without
+    asking first; what comes of a start is the same.
+    """
 
     run_id: str
     slot: int
@@ -168,6 +172,7 @@ class NewRun:
     tags: str | None = None
     format: int = FORMAT
     birth: Birth | None = None
+    fresh: bool = False
 
     def born(self, birth: Birth) -> NewRun:
         """The same start with that wish. (`dataclasses.replace` takes twice as long, and each start comes here.)"""
@@ -187,6 +192,7 @@ class NewRun:
             self.tags,
             self.format,
             birth,
+            self.fresh,
         )
 
 

@@ -43,6 +43,17 @@ def start_columns(runs: Sequence[NewRun]) -> Columns:
     """The arrays of `start`."""
     births = [run.birth for run in runs]
     return [
+        *fresh_columns(runs),
+        numbers([None if birth is None else birth.runner_id for birth in births]),
+        numbers([None if birth is None else birth.hold.shard_id for birth in births]),
+        numbers([None if birth is None else birth.hold.epoch for birth in births]),
+        numbers([None if birth is None else birth.claim_id for birth in births]),
+    ]
+
+
+def fresh_columns(runs: Sequence[NewRun]) -> Columns:
+    """The arrays of `start_fresh`."""
+    return [
         texts([run.run_id for run in runs]),
         numbers([run.slot for run in runs]),
         texts([run.workflow for run in runs]),
@@ -57,10 +68,6 @@ def start_columns(runs: Sequence[NewRun]) -> Columns:
         numbers([run.start_token for run in runs]),
         [run.payload for run in runs],
         numbers([run.format for run in runs], usual=FORMAT),
-        numbers([None if birth is None else birth.runner_id for birth in births]),
-        numbers([None if birth is None else birth.hold.shard_id for birth in births]),
-        numbers([None if birth is None else birth.hold.epoch for birth in births]),
-        numbers([None if birth is None else birth.claim_id for birth in births]),
     ]
 
 

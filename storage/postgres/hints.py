@@ -153,13 +153,17 @@ def channel_name(schema: str | None) -> str:
     return f"perdure_{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}"
 
 
+_dumps = json.JSONEncoder(ensure_ascii=False).encode
+"""`json.dumps` makes its encoder anew at each call."""
+
+
 def encode(hints: Iterable[Hint], *, sender: str) -> list[str]:
     """Payloads below the limit; a run id is at most 200 bytes, so each hint fits."""
     payloads: list[str] = []
     parts: list[str] = []
     size = 0
     for hint in hints:
-        part = json.dumps(_wire(hint), ensure_ascii=False)
+        part = _dumps(_wire(hint))
         length = len(part.encode()) + 1
         if parts and size + length > PAYLOAD_BYTES - 32:
             payloads.append(_payload(sender, parts))

@@ -30,7 +30,7 @@ class Lane:
     """A few connections for one kind of work, opened when first needed, replaced when lost."""
 
     def __init__(self, size: int, open_session: Callable[[], Awaitable[Session]]) -> None:
-        self._size = size
+        self.size = size
         self._open_session = open_session
         self._free = asyncio.Semaphore(size)
         self._idle: list[Session] = []
@@ -46,7 +46,7 @@ class Lane:
                 await self._free.acquire()
         except TimeoutError:
             raise DatabaseUnavailable(
-                f"{what}: all {self._size} connections for it were busy for {patience:g} s; nothing was sent. "
+                f"{what}: all {self.size} connections for it were busy for {patience:g} s; nothing was sent. "
                 "Find what is slow, or raise PERDURE_DB_POOL"
             ) from None
         try:

@@ -13,6 +13,7 @@ from perdure.storage.clock import Clock, Randomness
 from perdure.storage.errors import (
     ConfigurationError,
     DatabaseUnavailable,
+    DataRefused,
     RunnerDeclaredDead,
     UnknownOutcome,
 )
@@ -94,8 +95,19 @@ class PostgresRunStore(RunStore):
         return meta
 
     async def prepare(self) -> None:
-        lanes = (self._commit_lane, self._runner_lane)
-        await self._calls.shielded(_all(lane.prepare() for lane in lanes))
+        commits, deadline = self._commit_lane, self._settings.deadline
+        first = (
+            commits.run(self._first_commit, what="connecting", patience=deadline)
+            for _ in range(commits.size)
+        )
+        await self._calls.shielded(_all([self._runner_lane.prepare(), *first]))
+
+    async def _first_commit(self, session: Session) -> None:
+        """A commit of nothing, so that the statement is planned. Else the second connection would be opened when a
+        large write has the first, and small ones wait for that."""
+        nothing = columns.commit_columns(0, 0, ())
+        deadline = self._settings.deadline
+        await session.fetch(queries.COMMIT, *nothing, writes=False, deadline=deadline)
 
     async def close(self) -> None:
         await self._calls.settled(self._settings.deadline)
@@ -133,10 +145,7 @@ class PostgresRunStore(RunStore):
         for run in runs:
             first.setdefault(run.run_id, run)
         ordered = [first[run_id] for run_id in sorted(first)]
-        rows = await self._fetch(
-            self._client_lane, queries.START, *columns.start_columns(ordered), writes=True
-        )
-        created = {row["run_id"]: row["born_at"] for row in rows}
+        created = await self._make(ordered)
         others = sorted(
             {r.run_id for r in runs if r is not first[r.run_id] or r.run_id not in created}
         )
@@ -145,6 +154,24 @@ class PostgresRunStore(RunStore):
             read = self._fetch(self._client_lane, queries.FIND_RUNS, others)
             found = {row["run_id"]: row for row in await _after_write(read, "start")}
         return [_start_outcome(run, created, first, found) for run in runs]
+
+    async def _make(self, runs: Sequence[NewRun]) -> dict[str, float | None]:
+        """The ids of the runs that were made, each with the time of its birth if it was born claimed."""
+        if all(run.fresh and run.birth is None for run in runs):
+            try:
+                return await self._make_fresh(runs)
+            except DataRefused as error:  # nothing was written
+                if not isinstance(error.__cause__, asyncpg.UniqueViolationError):
+                    raise  # else this very start was sent before, and its answer lost
+        rows = await self._fetch(
+            self._client_lane, queries.START, *columns.start_columns(runs), writes=True
+        )
+        return {row["run_id"]: row["born_at"] for row in rows}
+
+    async def _make_fresh(self, runs: Sequence[NewRun]) -> dict[str, float | None]:
+        args = columns.fresh_columns(runs)
+        await self._fetch(self._client_lane, queries.START_FRESH, *args, writes=True)
+        return dict.fromkeys((run.run_id for run in runs), None)
 
     async def send_message(
         self, message: Message, *, mailbox_limit: int, mailbox_bytes: int = MAILBOX_BYTES

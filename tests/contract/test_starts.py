@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -104,6 +105,56 @@ async def test_the_same_start_sent_again_is_still_created(world: World) -> None:
     assert late == StartOutcome("r1", True, WORKFLOW, RunStatus.SUCCEEDED)
     (other,) = await world.runs.start_runs([replace(new, start_token=world.fresh_id())])
     assert other == StartOutcome("r1", False, WORKFLOW, RunStatus.SUCCEEDED)
+
+
+async def test_fresh_ids_make_the_same_rows(world: World) -> None:
+    facts: dict[str, Any] = {
+        "payload": '{"a": "\'\\"\\n🏁"}',
+        "version": 3,
+        "source": "http",
+        "tenant": "t",
+        "parent_id": "p",
+        "trace": "00-abc",
+        "subject": "me",
+        "tags": '["x"]',
+    }
+    asked, fresh = world.new_run("asked", **facts), world.new_run("fresh", **facts, fresh=True)
+    bare, bare_fresh = world.new_run("bare"), world.new_run("bare-fresh", fresh=True)
+    await world.runs.start_runs([asked, bare])
+    outcomes = await world.runs.start_runs([fresh, bare_fresh])
+    assert list(outcomes) == [
+        StartOutcome(run_id, True, WORKFLOW, RunStatus.PENDING)
+        for run_id in ("fresh", "bare-fresh")
+    ]
+    for one, other in ((asked, fresh), (bare, bare_fresh)):
+        record = await world.record(one.run_id)
+        same = replace(
+            await world.record(other.run_id),
+            run_id=one.run_id,
+            slot=one.slot,
+            created_at=record.created_at,
+            wake_at=record.wake_at,
+        )
+        assert same == record
+    runner = await world.runner()
+    assert sorted(await runner.claim()) == ["asked", "bare", "bare-fresh", "fresh"]
+
+
+async def test_a_fresh_id_that_exists_all_the_same_is_answered_and_not_changed(
+    world: World,
+) -> None:
+    new = [world.new_run(run_id, payload="1", fresh=True) for run_id in ("r1", "r2")]
+    await world.runs.start_runs(new)
+    assert [o.created for o in await world.runs.start_runs(new)] == [True, True], "the same start"
+    other = world.new_run("r2", payload="2", workflow="other", fresh=True)
+    outcomes = await world.runs.start_runs([world.new_run("r3", fresh=True), other])
+    assert list(outcomes) == [
+        StartOutcome("r3", True, WORKFLOW, RunStatus.PENDING),
+        StartOutcome("r2", False, WORKFLOW, RunStatus.PENDING),
+    ]
+    twice = [world.new_run("r4", payload=payload, fresh=True) for payload in ("1", "2")]
+    assert [o.created for o in await world.runs.start_runs(twice)] == [True, False]
+    assert [(await world.record(r)).payload for r in ("r2", "r4")] == ["1", "1"]
 
 
 async def test_a_running_and_a_parked_run_are_answered_with_their_status(world: World) -> None:

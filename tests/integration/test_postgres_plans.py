@@ -247,6 +247,7 @@ LOOPING: dict[str, tuple[str, list[object], str, int]] = {
     "settle one": (queries.SETTLE_ONE, ["r1"], "perdure_fences_pkey", 100),
     "settle rest": (queries.SETTLE_REST, [RUNNING], "perdure_runs_pkey", 4_000),
     "start": (queries.START, columns.start_columns(STARTS), "", 20_000),
+    "start of fresh ones": (queries.START_FRESH, columns.fresh_columns(STARTS), "", 20_000),
     "find run": (queries.FIND_RUN, ["p1"], "perdure_runs_pkey", 100),
     "read runs": (queries.READ_RUNS, [PARKED], "perdure_fences_pkey", 5_000),
     "find runs": (queries.FIND_RUNS, [PARKED], "perdure_runs_pkey", 4_000),

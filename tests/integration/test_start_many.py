@@ -140,6 +140,11 @@ async def test_a_lost_answer_is_made_good_and_an_outage_ends_the_call(
         started = await client.start_many(doubles, range(600), run_ids=ids)
         assert [(s.created, s.error) for s in started] == [(True, None)] * 600
 
+        lost = proxy.cut(name="start_fresh", where="after_commit")
+        started = await client.start_many(doubles, range(600))
+        assert [(s.created, s.error) for s in started] == [(True, None)] * 600
+        assert lost.happened.is_set()
+
         sizes = chunks_of(client)
         async with proxy.refusing():
             late = [f"late-{n}" for n in range(2_000)]
@@ -152,4 +157,4 @@ async def test_a_lost_answer_is_made_good_and_an_outage_ends_the_call(
         again = await client.start_many(doubles, range(2_000), run_ids=late)
         assert [s.error for s in again] == [None] * 2_000
         counts = await client._parts.store.count_runs()
-        assert counts == {RunStatus.PENDING: 2_600}
+        assert counts == {RunStatus.PENDING: 3_200}
