@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
 import os
 import statistics
@@ -27,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import measures, peers
 from benchmarks.measures import runner_on, throughput
 from benchmarks.workflows import one, ten
+from perdure.runtime.cli.pods import calm_collector
 from perdure.runtime.logs import configure_logs
 from perdure.runtime.settings import Settings
 from perdure.storage.connect import migrate
@@ -95,7 +95,7 @@ async def one_round(server: PrivatePostgres, runs: int, table: Table, *, traced:
     await runner.start()
     try:
         await throughput(runner, one, 200)  # warm up, and take the shards
-        gc.freeze()  # as a pod does once it is up
+        calm_collector()  # as a pod does once it is up
         rate, cpu = await throughput(runner, one, runs)
         table["one-step", "runs"].add(rate, limit)
         table["one-step", "cpu per run"].add(cpu / runs * 1e6)

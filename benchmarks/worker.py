@@ -14,6 +14,7 @@ import uvloop
 
 from benchmarks.measures import runner_on, throughput
 from benchmarks.workflows import ten
+from perdure.runtime.cli.pods import calm_collector
 from perdure.runtime.logs import configure_logs
 from tests.harness.waiting import until
 
@@ -31,6 +32,7 @@ async def work(url: str, runs: int) -> None:
             what="half of the shards",
             deadline=30,
         )
+        calm_collector()
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
         await throughput(runner, ten, runs)

@@ -37,6 +37,8 @@ def status_of(value: RunStatus | str) -> RunStatus:
 
 def check_options(options: StartOptions) -> None:
     """Raises `InvalidName`, TypeError for an option that does not exist."""
+    if not options:
+        return
     for name in options:
         if name not in StartOptions.__annotations__:
             known = ", ".join(StartOptions.__annotations__)

@@ -389,8 +389,11 @@ class Client:
 
     async def _submit(self, definition: WorkflowDefinition[Any, Any], run: NewRun) -> Handle[Any]:
         _ = self._store  # it is open
-        with self._telemetry.starting([run]) as [traced]:
-            outcome = await self._starts.start(traced)
+        if self._telemetry.tracing is None:
+            outcome = await self._starts.start(run)
+        else:
+            with self._telemetry.starting([run]) as [traced]:
+                outcome = await self._starts.start(traced)
         if outcome.workflow != run.workflow:
             raise RunIdConflict(run.run_id, run.workflow, outcome.workflow)
         if outcome.created:
@@ -446,11 +449,13 @@ class Client:
         _ = self._store  # it is open
         if not known:
             await self._existing(run_id)
+        if timeout is None:
+            return await self._watcher.wait(run_id)
         try:
             async with asyncio.timeout(timeout) as limit:
                 return await self._watcher.wait(run_id)
         except TimeoutError:
-            if timeout is None or not limit.expired():
+            if not limit.expired():
                 raise
             said = f"run {run_id!r} has not ended within {timeout:g} s; it goes on (`why` says what it waits for)"
             raise TimeoutError(said) from None

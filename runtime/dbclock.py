@@ -20,6 +20,7 @@ class DatabaseClock:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._monotonic = clock.monotonic
         self._least: float | None = None
         self._most = 0.0
         self._observed_at = 0.0
@@ -56,4 +57,4 @@ class DatabaseClock:
         if self._least is None:
             return self._clock.now()
         # As `to_instant` does it; each step asks several times.
-        return round((self._clock.monotonic() + self._least) * 1_000_000) / 1_000_000
+        return round((self._monotonic() + self._least) * 1_000_000) / 1_000_000

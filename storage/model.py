@@ -7,8 +7,10 @@ Payloads, results and errors are text, encoded and decoded above this floor.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
+
+from perdure.storage.values import value
 
 SLOTS = 65_536
 """A run's slot is ``xxh3_64(run_id) % SLOTS``, stored with the run; shards are ranges of slots."""
@@ -93,7 +95,7 @@ class MessageKind(StrEnum):
         return cls.UNKNOWN
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Entry:
     """One line of a run's journal. ``seq`` starts at 1; entry 0, "entered", is the fence's ``entered_at``.
 
@@ -117,7 +119,7 @@ class Entry:
     format: int = FORMAT
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Message:
     """One message in a run's mailbox, ordered by the wake_seq its sender was given (R6)."""
 
@@ -131,7 +133,7 @@ class Message:
     format: int = FORMAT
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class RunEvent:
     """Something people want to see on the timeline that the journal itself does not say (``timer-set``, …)."""
 
@@ -140,7 +142,7 @@ class RunEvent:
     detail: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class OpenItems:
     """What a run has begun and not ended, for people. events: announced, without an entry since, newest first;
     attempts: the last failed attempt of each step that will be tried again."""
@@ -149,7 +151,7 @@ class OpenItems:
     attempts: Sequence[Entry] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class NewRun:
     """A start. ``start_token`` is new per call, so that a start of unknown outcome can be settled (R9).
 
@@ -196,7 +198,7 @@ class NewRun:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Birth:
     """A start's wish that its run be born claimed: by which runner, in which shard as that one holds it, and under
     which fresh claim. Granted if the shard's row still says so and the runner is not dead; else the run is born
@@ -207,7 +209,7 @@ class Birth:
     claim_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class StartOutcome:
     """``created`` by this start (also when an earlier send of it had arrived), else what already has the id.
 
@@ -231,14 +233,14 @@ class SendStatus(StrEnum):
     """Their bodies, with this one, are too large together."""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class SendOutcome:
     status: SendStatus
     slot: int | None = None
     """Of the run, for hints; None when there is no such run."""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class ShardHold:
     """A shard as its holder knows it."""
 
@@ -246,7 +248,7 @@ class ShardHold:
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class ClaimRequest:
     """What a runner offers to take.
 
@@ -274,7 +276,7 @@ class ClaimRequest:
     suspects: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class StrayRequest:
     """What a runner offers to take outside its own shards: strays of workflows it knows (R15).
 
@@ -292,7 +294,7 @@ class StrayRequest:
     lost: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class ClaimedRun:
     """A run this runner now holds, with what a body needs to begin.
 
@@ -328,7 +330,7 @@ class ClaimedRun:
     last_batch: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Claims:
     """The answer to a claim. db_now: the database's clock. more: runs were taken or marked and a limit was reached, of
     the claim or per bucket: claim again.
@@ -344,7 +346,7 @@ class Claims:
     strays: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Mailbox:
     """wake_seq and the unread messages in one snapshot: the only thing that may move ``seen`` (R6)."""
 
@@ -354,7 +356,7 @@ class Mailbox:
     """The database's clock at the read: every message stored before it is in here."""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class JournalPage:
     """The next part of some journals. entries: by run, by seq.
 
@@ -364,7 +366,7 @@ class JournalPage:
     more: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Park:
     """Leave memory until ``wake_at`` (None: only a message wakes it), unless a message arrived after ``seen``.
 
@@ -376,7 +378,7 @@ class Park:
     reason: Reason
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Finish:
     """The end of a run. parent_id: whose mailbox is told."""
 
@@ -387,7 +389,7 @@ class Finish:
     parent_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class RunWrite:
     """One durable write of one run, applied whole or not at all, behind the fence (R1).
 
@@ -423,7 +425,7 @@ class Verdict(StrEnum):
     FENCED = "fenced"
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class RunnerRow:
     """One boot of one process."""
 
@@ -441,7 +443,7 @@ class RunnerRow:
     """Facts of the boot line, for `cluster status`."""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class ShardRow:
     shard_id: int
     slot_lo: int
@@ -450,7 +452,7 @@ class ShardRow:
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class LockFacts:
     """What a database was found to be, for the choice of the lock mode.
 
@@ -464,7 +466,7 @@ class LockFacts:
     several_writers: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Topology:
     """Runners and shards in one snapshot, with the database's clock."""
 
@@ -473,7 +475,7 @@ class Topology:
     db_now: float
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class RunRecord:
     """A run as people and clients see it. ``reason``: of a suspension or a cancel."""
 
@@ -509,7 +511,7 @@ class RunRecord:
     """Due, but the holder of its shard does not know its workflow: another runner may take it (R15)."""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class RunFilter:
     """Newest first. Several statuses are alternatives; ``since`` compares created_at."""
 
@@ -538,7 +540,7 @@ class HintKind(StrEnum):
     PARKED = "parked"
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Hint:
     """Never the truth (R5): may be lost, doubled or late."""
 
@@ -547,7 +549,7 @@ class Hint:
     slot: int = -1
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Meta:
     """What all processes of one cluster agree on. Read at boot; another shard count refuses to boot."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from random import Random
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
@@ -22,6 +21,7 @@ from perdure.runtime.authoring.names import check_signal_name, check_timer_name
 from perdure.runtime.authoring.run_log import RunLog
 from perdure.runtime.authoring.step import INPUT_LIMIT, StepTarget, copied, step_of
 from perdure.runtime.body import MessageWait, StepCall
+from perdure.storage.values import value
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class RunBody(Protocol):
     def sleep_until(self, instant: float, name: str | None = None) -> Coroutine[Any, Any, None]: ...
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class RunFacts:
     """What is known of a run whenever its body is entered. ``created_at``: Unix seconds, the same on every entry.
 
@@ -160,13 +160,13 @@ class Context:
         definition = step_of(fn)
         text, digest = definition.encode_input(args, kwargs, limit=self._input_limit or 0)
         return self._body.step(
-            StepCall(
-                name=definition.name,
-                input_text=None if self._input_limit is None else text,
-                input_hash=digest,
-                decode=definition.decode_output,
-                recorded_error=definition.decode_error,
-                target=StepTarget(definition, *copied(args, kwargs)),
+            StepCall(  # positional: each step comes here
+                definition.name,
+                None if self._input_limit is None else text,
+                digest,
+                definition.decode_output,
+                definition.decode_error,
+                StepTarget(definition, *copied(args, kwargs)),
             )
         )
 

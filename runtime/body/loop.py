@@ -128,7 +128,8 @@ class RunLoop(asyncio.AbstractEventLoop):
         # and run its ``finally`` inside another run's turn.
         self._tasks: list[BodyTask] = []
         self._compact_at = _COMPACT_FROM
-        self._generators: weakref.WeakSet[AsyncGenerator[Any, Any]] = weakref.WeakSet()
+        self._generators: weakref.WeakSet[AsyncGenerator[Any, Any]] | None = None
+        """None until there is one: most bodies have none."""
         self._handler: Callable[[asyncio.AbstractEventLoop, Any], object] | None = None
         self._foreign_wake = foreign_wake
         self._thread = threading.get_ident()
@@ -292,7 +293,7 @@ class RunLoop(asyncio.AbstractEventLoop):
         before = (asyncio._get_running_loop(), sys.get_asyncgen_hooks())
         self.inside = True
         asyncio._set_running_loop(self)
-        sys.set_asyncgen_hooks(firstiter=self._generators.add, finalizer=self._drop_generator)
+        sys.set_asyncgen_hooks(firstiter=self._note_generator, finalizer=self._drop_generator)
         return before
 
     def leave(self, before: _Entered) -> None:
@@ -321,6 +322,11 @@ class RunLoop(asyncio.AbstractEventLoop):
                 return False
         return True
 
+    def _note_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
+        if self._generators is None:
+            self._generators = weakref.WeakSet()
+        self._generators.add(generator)
+
     def _drop_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
         """An async generator nobody iterates any more. Python may call this anywhere, in any thread."""
         if self.dead:
@@ -345,9 +351,8 @@ class RunLoop(asyncio.AbstractEventLoop):
         """Close all pending tasks; the loop is dead from here on. Returns the names of those that do not end."""
         self.dead = True
         before = self.enter()
-        generators = list(
-            self._generators
-        )  # held: dropped half-closed they would finalise on their own
+        # Held: dropped half-closed they would finalise on their own.
+        generators = list(self._generators or ())
         try:
             return unwind(self, self._tasks)
         finally:

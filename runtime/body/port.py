@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from perdure.storage.model import Entry, Reason, RunEvent
+from perdure.storage.values import value
 
 Decode = Callable[[str | None], Any]
 
@@ -39,7 +40,7 @@ class MessageWait:
     timeout: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Idle:
     """What a quiescent body waits for.
 
@@ -56,7 +57,7 @@ class Idle:
     stuck: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Ending:
     """How a body ended by itself.
 

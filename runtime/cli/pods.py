@@ -27,6 +27,10 @@ from perdure.runtime.runner import Runner
 from perdure.runtime.settings import Settings, load_settings
 from perdure.storage.connect import database_file, redact
 
+USUAL_YOUNG = (700, 2000)
+"""How many new objects Python lets gather before it looks for garbage among them, by its release."""
+YOUNG = 10_000
+
 AppArgument = Annotated[
     str | None,
     typer.Argument(
@@ -222,11 +226,20 @@ async def run_pod(app: App, settings: Settings) -> int:
         stop.close()
 
 
+def calm_collector() -> None:
+    """Once everything is loaded: what is there now stays for ever. Searching it for garbage stops the loop for a tenth
+    of a second each time, and longer with a large application: every timer and signal of that moment would be late.
+
+    A young generation of Python's usual size is searched several times in each batch, and finds what is under way:
+    with a larger one short runs take a fifteenth less CPU. An application that has chosen one keeps it."""
+    gc.freeze()
+    if gc.get_threshold()[0] in USUAL_YOUNG:
+        gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
+
+
 async def _until_told(runner: Runner, stop: StopSignals, settings: Settings) -> int:
     log = structlog.get_logger("perdure.cli")
-    # What is there now stays for ever. Searching it for garbage stops the loop for a tenth of a second each time,
-    # and longer with a large application: every timer and signal of that moment would be late.
-    gc.freeze()
+    calm_collector()
     try:
         ended, _ = await stop.unless(1, runner.closed())
         if ended:

@@ -46,6 +46,7 @@ from perdure.storage.model import (
     RunWrite,
     Verdict,
 )
+from perdure.storage.values import value
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -84,7 +85,7 @@ class Surroundings:
     telemetry: Telemetry
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Departure:
     """How a run left memory. finish, park: what was committed; reload: the row must be claimed anew.
 
@@ -479,8 +480,10 @@ class Activation:
 
     def _park(self) -> Park | None:
         assert self.body is not None
+        if self.steps or self._mail_is_stale:  # at nearly every step
+            return None
         idle = self.body.idle()
-        if idle is None or self.steps or self._mail_is_stale:
+        if idle is None:
             return None
         if self._suspends:
             return self._held() if self._may_park_again() else None
@@ -560,10 +563,10 @@ class Activation:
             self.run.run_id,
             self.run.claim_id,
             self._revision,
-            entries=entries,
-            consumed=consumed,
-            events=self._events,
-            outcome=outcome,
+            entries,
+            consumed,
+            self._events,
+            outcome,
         )
         self._entries, self._consumed, self._events = rest, later, []
         self._poked = False

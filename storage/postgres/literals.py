@@ -15,6 +15,8 @@ def numbers(values: Sequence[float | None], usual: object = None) -> str:
     """Numbers and nulls; empty if all are the usual one, which the statement fills in."""
     if values.count(usual) == len(values):
         return EMPTY
+    if None not in values:  # nearly always
+        return "{" + ",".join(map(repr, values)) + "}"
     return "{" + ",".join(["NULL" if value is None else repr(value) for value in values]) + "}"
 
 
@@ -22,6 +24,12 @@ def texts(values: Sequence[str | None], usual: object = None) -> str:
     """Short texts and nulls; the same."""
     if values.count(usual) == len(values):
         return EMPTY
+    if None not in values:
+        joined = '","'.join(values)  # type: ignore[arg-type]
+        if "\\" not in joined and joined.count('"') == 2 * (
+            len(values) - 1
+        ):  # none needs an escape
+            return '{"' + joined + '"}'
     return "{" + ",".join([_quoted(value) for value in values]) + "}"
 
 
