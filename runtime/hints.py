@@ -32,6 +32,8 @@ class HintBus:
             await channel.open(self._deliver)
 
     async def close(self) -> None:
+        """What was said before is sent first: a client that starts a run and goes is heard."""
+        self._flush()
         for channel in self._channels:
             await channel.close()
 
@@ -50,6 +52,8 @@ class HintBus:
 
     def _flush(self) -> None:
         hints, self._pending = self._pending, []
+        if not hints:
+            return
         if self._local:
             self._deliver(hints)
         for channel in self._channels:

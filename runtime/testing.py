@@ -13,8 +13,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-import pytest
-
 from perdure.runtime.app import App
 from perdure.runtime.authoring.definitions import WorkflowDefinition
 from perdure.runtime.client import Client
@@ -41,8 +39,7 @@ async def running(
         await runner.stop()
 
 
-@pytest.fixture
-def run_workflow() -> RunWorkflow:
+def _run_workflow() -> RunWorkflow:
     """``await run_workflow(workflow, payload)``: the result, or the run's error raised. ``timeout``: seconds, 30."""
 
     async def run(
@@ -56,3 +53,11 @@ def run_workflow() -> RunWorkflow:
             return await client.run(workflow, payload, timeout=timeout)
 
     return run
+
+
+try:
+    import pytest
+except ModuleNotFoundError:  # `running` serves without it, in a notebook say
+    run_workflow = _run_workflow
+else:
+    run_workflow = pytest.fixture(name="run_workflow")(_run_workflow)

@@ -8,6 +8,7 @@ the reconnect, and by the safety scan.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
@@ -31,6 +32,8 @@ MOST_WAITING = 10_000
 STRAY_SLOT, PARKED_SLOT = -2, -3
 RECONNECT_FIRST, RECONNECT_MOST = 0.1, 5.0
 PROBE_SECONDS = 10.0
+PARTING_SECONDS = 1.0
+"""How long a channel that is closed may take to send what was said before."""
 
 
 class PostgresHintChannel(HintChannel):
@@ -47,6 +50,8 @@ class PostgresHintChannel(HintChannel):
         self._session: Session | None = None
         self._waiting: dict[Hint, None] = {}  # an ordered set
         self._wanted = asyncio.Event()
+        self._sent = asyncio.Event()
+        self._sent.set()
         self._lost = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -64,9 +69,13 @@ class PostgresHintChannel(HintChannel):
         self._waiting.update(dict.fromkeys(hints))
         if len(self._waiting) > MOST_WAITING:
             self._waiting = {Hint(HintKind.ANY): None}
+        self._sent.clear()
         self._wanted.set()
 
     async def close(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PARTING_SECONDS):
+                await self._sent.wait()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -126,23 +135,28 @@ class PostgresHintChannel(HintChannel):
     # -- sending
     async def _keep_sending(self) -> None:
         while True:
+            if not self._waiting:
+                self._sent.set()
             await self._wanted.wait()
             self._wanted.clear()
             hints, self._waiting = self._waiting, {}
             session = self._session
-            if session is None or not session.alive:
-                continue  # dropped: the safety scan finds what they were about
-            payloads = encode(hints, sender=self._sender)
-            try:
-                await session.fetch(
-                    queries.NOTIFY,
-                    self._channel,
-                    payloads,
-                    writes=False,
-                    deadline=self._settings.deadline,
-                )
-            except PerdureError as error:
-                log.warning("hints.dropped", extra={"error": str(error)})
+            if session is not None and session.alive:
+                await self._notify(session, hints)
+            # else dropped: the safety scan finds what they were about
+
+    async def _notify(self, session: Session, hints: Iterable[Hint]) -> None:
+        payloads = encode(hints, sender=self._sender)
+        try:
+            await session.fetch(
+                queries.NOTIFY,
+                self._channel,
+                payloads,
+                writes=False,
+                deadline=self._settings.deadline,
+            )
+        except PerdureError as error:
+            log.warning("hints.dropped", extra={"error": str(error)})
 
 
 def channel_name(schema: str | None) -> str:

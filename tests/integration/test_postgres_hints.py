@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
+from perdure.runtime.hints import HintBus
 from perdure.storage.clock import SystemClock
 from perdure.storage.connect import DatabaseSettings, connect
 from perdure.storage.interface import HintChannel
@@ -123,6 +124,26 @@ async def test_closing_ends_the_session(url: str, postgres: PrivatePostgres) -> 
         return found == []
 
     await until(sessions, what="the end of the session")
+
+
+async def test_what_was_said_before_closing_is_heard(url: str) -> None:
+    """A command that starts a run and ends at once."""
+    said = Hint(HintKind.START, slot=7)
+    async with Ear(url) as ear:
+        async with Ear(url) as mouth:
+            bus = HintBus(mouth.channel)
+            bus.publish([said])
+            await bus.close()
+        await until(lambda: said in ear.heard, what="the last hint")
+
+
+async def test_closing_does_not_wait_for_a_server_that_is_away(
+    url: str, proxy: PostgresProxy
+) -> None:
+    async with Ear(url) as mouth, proxy.refusing():
+        async with asyncio.timeout(5):
+            mouth.channel.send([Hint(HintKind.ANY)])
+            await mouth.channel.close()
 
 
 def test_what_cannot_be_read_is_a_hint_for_anything() -> None:

@@ -50,7 +50,7 @@ REACHED = {
     "twins": 30,
     "void": 30,
     "orphan re-claimed": 500,
-    "own orphan re-claimed": 10,
+    "own orphan re-claimed": 3,
     "suspect claimed": 500,
     "lent": 100,
     "written by other than the holder": 500,
