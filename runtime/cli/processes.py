@@ -7,6 +7,7 @@ restarts and stops. A child holds a pipe to it and stops by itself should the pa
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -18,7 +19,7 @@ from types import FrameType
 
 import structlog
 
-from perdure.runtime.cli.stop_signals import CUT_SHORT
+from perdure.runtime.cli.stop_signals import CUT_SHORT, TOGETHER
 from perdure.runtime.settings import Settings
 from perdure.storage.clock import Clock, SystemClock
 
@@ -72,7 +73,10 @@ class Processes:
         self._children = [Child(number) for number in range(1, settings.processes + 1)]
         self._clock = clock
         self._signals = 0
+        self._signal_at = -math.inf
+        self._noted = 0
         self._told = 0
+        self._broken = False
         self._code = 0
         self._wake, self._waker = os.pipe()
         os.set_blocking(self._waker, False)
@@ -93,10 +97,11 @@ class Processes:
 
     def _loop(self) -> int:
         while True:
-            while self._told < self._signals:
-                self._stop()
+            self._pass_on()
             for child in self._children:
                 self._reap(child)
+            self._pass_on()
+            for child in self._children:
                 self._start_if_due(child)
             if not any(child.process or child.start_at is not None for child in self._children):
                 return self._code
@@ -142,7 +147,7 @@ class Processes:
         elif code in MISCONFIGURED:
             log.error("process.misconfigured", process=child.number, pid=pid, code=code)
             self._code = code
-            self._signals += 1
+            self._broken = True
         else:
             steady = self._clock.monotonic() - child.started_at >= STEADY
             child.pause = FIRST_PAUSE if steady else min(2 * child.pause, LONGEST_PAUSE)
@@ -158,11 +163,24 @@ class Processes:
 
     def _tell(self, number: int, frame: FrameType | None) -> None:
         # Only noted: it may come between the birth of a child and our knowing of it.
-        if number != signal.SIGCHLD:
+        if number == signal.SIGCHLD:
+            return
+        now = self._clock.monotonic()
+        if now - self._signal_at >= TOGETHER:
+            self._signal_at = now
             self._signals += 1
 
+    def _pass_on(self) -> None:
+        """What the children have not heard yet. Where one of them cannot boot, the others drain already: the first
+        signal of an operator asks for nothing more."""
+        if self._told >= self._signals > self._noted:
+            log.info("process.told", what="all are stopping already; once more lets go at once")
+        self._noted = self._signals
+        while self._told < max(self._signals, self._broken):
+            self._stop()
+
     def _stop(self) -> None:
-        """Pass one signal on: the first begins their drain, the second lets go at once."""
+        """Tell the children once: the first time begins their drain, the second lets go at once."""
         self._told += 1
         log.info("process.stopping", told=self._told)
         for child in self._children:

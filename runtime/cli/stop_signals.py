@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import select
 import signal
@@ -32,6 +33,8 @@ CUT_SHORT = 4
 """Exit code of a pod that ended before its running steps did."""
 ORDERLY = 2.0
 """Seconds the main loop has to end in order once the deadline is over, or a second signal came."""
+TOGETHER = 0.3
+"""Seconds within which signals count as one: ``timeout`` signals a process and then its group, and means one."""
 LEAVING = 3.0
 """Seconds for the last word to the database when the process is cut."""
 
@@ -62,6 +65,7 @@ class StopSignals:
         self._exit_now = exit_now
         self._clock = clock or SystemClock()
         self._deadline: float | None = None
+        self._heard_at = -math.inf
         self._arrived = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._mine, self._theirs = socket.socketpair()
@@ -125,8 +129,11 @@ class StopSignals:
                 return
 
     def _hear(self) -> None:
-        self.count += 1
         now = self._clock.monotonic()
+        if now - self._heard_at < TOGETHER:
+            return
+        self._heard_at = now
+        self.count += 1
         if self.count == 1:
             self._deadline = now + self._grace + ORDERLY
         else:

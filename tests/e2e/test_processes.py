@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import sys
 import textwrap
 from pathlib import Path
@@ -17,10 +18,12 @@ from perdure.runtime.settings import Settings
 from perdure.storage.errors import ConfigurationError
 from tests.e2e.commands import Commands, environment
 from tests.harness.pods import Pod
+from tests.harness.postgres import free_port
 from tests.harness.waiting import until
 
 APPLICATION = """
     import asyncio
+    import os
     from perdure import App, Context, step, workflow
 
     @step
@@ -32,7 +35,21 @@ APPLICATION = """
     async def counts(ctx: Context, until: int) -> list[int]:
         return [await ctx.step(brief, number) for number in range(until)]
 
-    app = App("counting", workflows=[counts])
+    @step
+    async def until_told() -> int:
+        with open("steps", "a") as steps:
+            steps.write(f"begun-{os.getpid()}\\n")
+        while not os.path.exists("go"):
+            await asyncio.sleep(0.05)
+        with open("steps", "a") as steps:
+            steps.write(f"ended-{os.getpid()}\\n")
+        return os.getpid()
+
+    @workflow(name="waits")
+    async def waits(ctx: Context) -> int:
+        return await ctx.step(until_told)
+
+    app = App("counting", workflows=[counts, waits])
 """
 
 
@@ -137,6 +154,62 @@ async def test_what_cannot_boot_ends_all(parent):
     assert await pod.wait_end(deadline=30) == 2
     assert "process.misconfigured" in pod.log
     assert living(children_of(pod)) == []
+
+
+@pytest.mark.req("CL5")
+async def test_one_that_cannot_boot_has_the_others_drained(parent, cli, tmp_path):
+    """A child's port is taken while it is down: the parent tells the other at once, whose step may end although the
+    operator, too, sends his first signal; the exit code is that of the misconfigured one."""
+    port = free_ports(2)
+    pod = parent("--set", f"runner_port={port}")
+    await names_of_live(cli, 2)
+    victim, other = (pid_of(pod, 2), pid_of(pod, 1))
+    steps = tmp_path / "steps"
+
+    async def begun() -> bool:
+        cli.process(
+            "workflows", "start", "waits", "--app", "counting:app", "--db", cli.url
+        ).ok()  # fmt: skip
+        return steps.exists() and f"begun-{other}" in steps.read_text()
+
+    await until(begun, what="a step of the first child", deadline=40)
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        os.kill(victim, signal.SIGKILL)
+        await until(lambda: bound(taken, port + 1), what="its port", deadline=5, interval=0.01)
+        taken.listen()
+        await pod.wait_log("process.misconfigured .*code=2")
+        await pod.wait_log("pod.stopping")
+        pod.terminate()
+        await pod.wait_log("process.told")
+        (tmp_path / "go").touch()
+        assert await pod.wait_end() == 2
+    assert f"ended-{other}" in steps.read_text()
+    assert "told twice" not in pod.log
+    assert living(children_of(pod)) == []
+
+
+def pid_of(parent: Pod, number: int) -> int:
+    found = re.search(rf"process.started .*pid=(\d+) .*process={number}\b", parent.log)
+    assert found is not None, parent.log
+    return int(found[1])
+
+
+def free_ports(count: int) -> int:
+    """The first of so many free ports in a row."""
+    while True:
+        first = free_port()
+        with contextlib.ExitStack() as taken:
+            if all(bound(taken.enter_context(socket.socket()), first + n) for n in range(1, count)):
+                return first
+
+
+def bound(listener: socket.socket, port: int) -> bool:
+    try:
+        listener.bind(("127.0.0.1", port))
+    except OSError:
+        return False
+    return True
 
 
 def test_each_child_has_its_port_and_its_name():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from perdure.runtime.cli.stop_signals import TOGETHER
 from tests.e2e.commands import Commands
 from tests.harness.pods import Pod, Pods
 from tests.harness.waiting import until
@@ -116,6 +117,8 @@ async def test_a_second_signal_ends_a_pod_whose_main_loop_does_not_answer(pods, 
     await begin(cli, tmp_path, "loop", 120)
     pod.terminate()
     await pod.wait_log("pod.stopping")
+    apart = time.monotonic() + 2 * TOGETHER
+    await until(lambda: time.monotonic() > apart, what="a second signal of its own", deadline=5)
     pod.terminate()
     assert await pod.wait_end(deadline=10) == 4
     assert owned(cli) == 0

@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import os
+import select
 import signal
 import threading
 import time
@@ -10,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from perdure.runtime.cli.stop_signals import CUT_SHORT, NUMBERS, StopSignals
+from perdure.runtime.cli.stop_signals import CUT_SHORT, NUMBERS, TOGETHER, StopSignals
+from perdure.storage.clock import SystemClock
 from tests.harness.waiting import until, until_blocking
 
 
@@ -63,17 +65,46 @@ async def test_work_that_ends_first_wins_and_its_error_is_raised(signals):
         await stop.unless(1, fail())
 
 
+class Ahead(SystemClock):
+    """A clock that can be set forward."""
+
+    by = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.by
+
+
 async def test_the_second_wait_ends_at_the_second_signal_only(signals):
-    stop = signals()
+    clock = Ahead()
+    stop = signals(clock=clock)
     ended: list[str] = []
     tell(signal.SIGTERM)
     assert await stop.unless(1, forever(ended)) == (False, None)
     second = asyncio.ensure_future(stop.unless(2, forever(ended)))
     done, _ = await asyncio.wait((second,), timeout=0.05)
     assert not done
+    clock.by = TOGETHER
     tell(signal.SIGINT)
     assert await second == (False, None)
     assert ended == ["cancelled", "cancelled"]
+
+
+async def test_signals_that_come_together_are_one(signals):
+    """As from ``timeout``, which signals its child and then the child's whole group."""
+    clock = Ahead()
+    clock.monotonic = lambda: 100.0 + clock.by  # type: ignore[method-assign]
+    stop = signals(clock=clock)
+    tell(signal.SIGTERM)
+    tell(signal.SIGINT)
+    await until(lambda: stop.count == 1, what="the first", deadline=5)
+    clock.by = TOGETHER / 2
+    tell(signal.SIGTERM)
+    # All three were written to one socket: once it is empty, they were heard.
+    await until(lambda: not select.select([stop._mine], [], [], 0)[0], what="all", deadline=5)
+    assert stop.count == 1
+    clock.by = 2 * TOGETHER
+    tell(signal.SIGTERM)
+    await until(lambda: stop.count == 2, what="the second", deadline=5)
 
 
 async def test_a_blocked_main_thread_delays_no_signal(signals):
