@@ -25,12 +25,21 @@ except ImportError as error:  # pragma: no cover - there is no such module on Wi
 class FileLock:
     """A lock on ``DATABASE.lock``, held from `acquire` to `release`; also a context manager."""
 
-    def __init__(self, database: Path, *, shared: bool) -> None:
-        """database: the database file, which need not exist yet. shared: beside other shared holders."""
+    def __init__(
+        self,
+        database: Path,
+        *,
+        shared: bool,
+        remedy: str = "stop it, or let several processes share the file by starting each with "
+        "PERDURE_RUNNER_STORAGE=sql",
+    ) -> None:
+        """database: the database file, which need not exist yet. shared: beside other shared holders. remedy: what to
+        do when others have it and it cannot be shared."""
         database = database.resolve()
         self.path = database.with_name(database.name + ".lock")
         self._database = database
         self._shared = shared
+        self._remedy = remedy
         self._file: int | None = None
 
     def acquire(self) -> None:
@@ -90,10 +99,7 @@ class FileLock:
                 f"{self._database} is in use by {who} with runner storage 'memory', which shares it with "
                 "nobody: stop it, or start it too with PERDURE_RUNNER_STORAGE=sql"
             )
-        return (
-            f"{self._database} is in use by {who}: stop it, or let several processes share the file "
-            "by starting each with PERDURE_RUNNER_STORAGE=sql"
-        )
+        return f"{self._database} is in use by {who}: {self._remedy}"
 
 
 def _try(file: int, mode: int) -> bool:

@@ -53,9 +53,9 @@ class UpkeepStore(ABC):
     @abstractmethod
     async def reshard(self, shard_count: int, *, apply: bool) -> Resharding:
         """Divide the slots into so many shards. Writes `meta` and `shards` alone; the epoch of a new shard is the
-        highest of those it overlaps, so that claims stay in order. apply False: nothing is written.
+        highest of those it overlaps, so that claims stay in order. apply False: nothing is written, whoever lives.
 
-        Raises `InUseError` naming a runner whose lease is good, `ConfigurationError` for a count that cannot be."""
+        Raises `InUseError` naming the runners whose leases are good, `ConfigurationError` for an impossible count."""
 
     @abstractmethod
     async def void_claims(self, *, force: bool) -> Voided:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, nullcontext
 from typing import Annotated
 
 import typer
 
 from perdure.runtime.cli.options import Db, Format, Schema, check_format, client_settings
-from perdure.runtime.cli.output import CommandFailed, messages, plain, print_json, say
+from perdure.runtime.cli.output import messages, plain, print_json, say
 from perdure.runtime.settings import Settings
 from perdure.sharding.file_lock import FileLock
 from perdure.storage.clock import SystemClock
 from perdure.storage.connect import database_file, redact
 from perdure.storage.connect import upkeep as upkeep_of
+from perdure.storage.errors import InUseError
+from perdure.storage.model import RunnerRow
 from perdure.storage.upkeep import Resharding, UpkeepStore, Voided, keeps_lease
 
 LONGEST_WAIT = 60.0
@@ -39,20 +41,30 @@ def reshard(
     A pod that was killed counts as stopped once its lease has run out, which is waited for."""
     settings = client_settings(db, schema)
 
+    async def plan() -> tuple[Resharding, InUseError | None]:
+        async with _upkeep(settings) as store:
+            refusal = _in_use(settings) or await _while_running(store)
+            return await store.reshard(shards, apply=False), refusal
+
     async def work() -> Resharding:
         async with _upkeep(settings) as store:
-            if not dry_run:
-                await _until_silent(store)
-            return await store.reshard(shards, apply=not dry_run)
+            await _until_silent(store)
+            return await store.reshard(shards, apply=True)
 
-    with _alone(settings, wanted=not dry_run):
-        done = asyncio.run(work())
+    refusal = None
+    if dry_run:
+        done, refusal = asyncio.run(plan())
+    else:
+        with _alone(settings):
+            done = asyncio.run(work())
     change = f"{len(done.before)} -> {len(done.after)} shards"
     highest = max(shard.epoch for shard in done.after)
     say(
         f"{redact(settings.require_db())}: {'would be' if dry_run else 'now'} {change}, epochs up to {highest}; "
         f"start the pods with PERDURE_SHARDS={len(done.after)}"
     )
+    if refusal is not None:
+        raise refusal
 
 
 def after_restore(
@@ -78,7 +90,7 @@ def after_restore(
                 await _until_silent(store)
             return await store.void_claims(force=force)
 
-    with _alone(settings, wanted=not force):
+    with nullcontext() if force else _alone(settings):
         done = asyncio.run(work())
     if as_json:
         print_json(_json(done))
@@ -97,33 +109,60 @@ async def _upkeep(settings: Settings) -> AsyncIterator[UpkeepStore]:
         await store.close()
 
 
-def _alone(settings: Settings, *, wanted: bool) -> FileLock | nullcontext[None]:
+def _alone(settings: Settings) -> FileLock | nullcontext[None]:
     """Nobody else has the SQLite file open while this lasts. Raises `InUseError` naming who has."""
     file = database_file(settings.require_db())
-    return nullcontext() if file is None or not wanted else FileLock(file, shared=False)
+    if file is None or not file.exists():
+        return nullcontext()
+    return FileLock(file, shared=False, remedy="stop all pods first")
+
+
+def _in_use(settings: Settings) -> InUseError | None:
+    """Why `_alone` would be refused now."""
+    try:
+        with _alone(settings):
+            return None
+    except InUseError as error:
+        return error
 
 
 async def _until_silent(store: UpkeepStore) -> None:
-    """Wait until no lease is good any more. Raises `CommandFailed` as soon as a runner is seen to renew."""
+    """Wait until no lease is good any more. Raises `InUseError` naming the runners that renew theirs."""
+    refusal = await _while_running(store)
+    if refusal is not None:
+        raise refusal
+
+
+async def _while_running(store: UpkeepStore) -> InUseError | None:
+    """Look until every runner with a good lease has renewed it or it has run out. Names all that have a good one."""
     renewals: dict[int, int] = {}
+    running: set[int] = set()
     loop = asyncio.get_running_loop()
     give_up = loop.time() + LONGEST_WAIT
     with messages().status("") as status:
-        while loop.time() < give_up:
+        while True:
             topology = await store.read_topology()
             living = [row for row in topology.runners if keeps_lease(row, topology.db_now)]
-            if not living:
-                return
             for row in living:
                 if row.renew_count != renewals.setdefault(row.runner_id, row.renew_count):
-                    raise CommandFailed(
-                        f"{row.replica_id} at {row.address} is running: stop all pods first "
-                        "(perdure cluster status shows them)"
-                    )
-            rest = max(row.expires_at for row in living) - topology.db_now
-            names = ", ".join(row.replica_id for row in living)
+                    running.add(row.runner_id)
+            unsure = [row for row in living if row.runner_id not in running]
+            if not unsure or loop.time() >= give_up:
+                return _refusal(living)
+            rest = max(row.expires_at for row in unsure) - topology.db_now
+            names = ", ".join(row.replica_id for row in unsure)
             status.update(f"waiting {rest:.0f} s for the lease of {names} to run out")
             await asyncio.sleep(0.2)
+
+
+def _refusal(living: Collection[RunnerRow]) -> InUseError | None:
+    if not living:
+        return None
+    names = ", ".join(sorted(f"{row.replica_id} at {row.address}" for row in living))
+    return InUseError(
+        f"this needs all pods stopped, and there is still: {names}; stop all pods first "
+        "(perdure cluster status shows them)"
+    )
 
 
 def _words(done: Voided) -> list[str]:

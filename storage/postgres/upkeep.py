@@ -91,8 +91,8 @@ class PostgresUpkeepStore(UpkeepStore):
         async def work(connection: asyncpg.Connection) -> Resharding:
             topology = columns.topology_of(await connection.fetch(queries.TOPOLOGY))
             after = divided(topology.shards, shard_count)
-            refuse_the_living(topology)
             if apply:
+                refuse_the_living(topology)
                 await connection.execute(
                     queries.REPLACE_SHARDS,
                     [shard.shard_id for shard in after],

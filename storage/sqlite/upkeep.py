@@ -84,8 +84,8 @@ def run_facts(tx: Transaction, idle: float, limit: int) -> RunFacts:
 def reshard(tx: Transaction, shard_count: int, *, apply: bool) -> Resharding:
     topology = read_topology(tx)
     after = divided(topology.shards, shard_count)
-    refuse_the_living(topology)
     if apply:
+        refuse_the_living(topology)
         tx.run("reshard.clear")
         rows = ((s.shard_id, s.slot_lo, s.slot_hi, s.epoch) for s in after)
         tx.many("reshard.shard", rows)

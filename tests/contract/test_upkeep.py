@@ -98,6 +98,7 @@ async def test_no_resharding_and_no_voiding_while_a_runner_lives(
     for change in (store.reshard(5, apply=True), store.void_claims(force=False)):
         with pytest.raises(InUseError, match="pod-7 at 127"):
             await change
+    assert len((await store.reshard(5, apply=False)).after) == 5  # only looked at
     assert await shards(world) == before
     assert (await world.cluster.renew(runner.runner_id, 60.0)).alive
     await world.cluster.leave(runner.runner_id)
