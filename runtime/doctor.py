@@ -222,6 +222,8 @@ def check_clock(facts: Facts) -> Iterator[Finding]:
 
 
 def check_clocks_of_runners(facts: Facts) -> Iterator[Finding]:
+    if not facts.believed:
+        yield _skipped("runner clocks", "no runner is alive to tell its clock")
     for runner in facts.believed:
         offset = None if runner.status is None else runner.status.get("clock_offset")
         if not isinstance(offset, int | float):
@@ -257,8 +259,11 @@ def check_runners(facts: Facts) -> Iterator[Finding]:
 
 
 def check_shards(facts: Facts) -> Iterator[Finding]:
+    if not facts.believed:
+        yield _skipped("shards", "no runner is alive to hold them")
+        return
     free = sum(1 for shard in facts.topology.shards if shard.runner_id is None)
-    if free and facts.believed:
+    if free:
         yield _found(
             "shards",
             f"{free} of {len(facts.topology.shards)} shards are held by nobody though pods live: look again in a "
@@ -267,6 +272,8 @@ def check_shards(facts: Facts) -> Iterator[Finding]:
 
 
 def check_lock_mode(facts: Facts) -> Iterator[Finding]:
+    if not facts.believed:
+        yield _skipped("lock mode", "no runner is alive to use one")
     agreed = facts.meta.lock_mode
     for runner in facts.believed:
         mode = runner.row.info.get("shard_lock")
@@ -298,8 +305,7 @@ def check_stuck(facts: Facts) -> Iterator[Finding]:
 
 def check_workflows(facts: Facts) -> Iterator[Finding]:
     if not facts.believed:
-        if facts.runs.workflows:
-            yield _skipped("workflows", "no runner is alive to tell what it knows")
+        yield _skipped("workflows", "no runner is alive to tell what it knows")
         return
     known = {name for runner in facts.believed for name in runner.row.workflows}
     for workflow, count in facts.runs.workflows.items():

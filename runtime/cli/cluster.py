@@ -218,10 +218,12 @@ def print_status(
     )  # fmt: skip
     print_table(headings, [_row(each) for each in shown])
     out = console()
-    for reason in dict.fromkeys(_lock_reason(each.runner.info) for each in shown):
+    # What those that are gone went by may contradict what holds now.
+    present = [each for each in shown if each.state not in GONE]
+    for reason in dict.fromkeys(_lock_reason(each.runner.info) for each in present):
         if reason:
             out.print(escape(reason), soft_wrap=True)
-    if any(each.localhost and each.state not in GONE for each in shown):
+    if any(each.localhost for each in present):
         out.print(LOCALHOST, soft_wrap=True)
     out.print(escape(footer(found, instances)), soft_wrap=True)
 

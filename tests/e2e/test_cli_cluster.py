@@ -66,6 +66,8 @@ async def test_every_instance_is_shown_while_it_lives_and_after(cli, tmp_path):
     assert found["shards_unowned"] == 256
     states = {each["replica_id"]: each["state"] for each in found["runners"]}
     assert states == {"pod-1": "stopped", "pod-2": "dead"}
+    assert "shard lock row:" not in (gone := cli("cluster", "status").ok().out)
+    assert "shard lock advisory:" not in gone
 
 
 @pytest.mark.req("CL6", "CL8")

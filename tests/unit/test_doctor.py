@@ -89,6 +89,7 @@ def test_on_a_file_what_has_no_meaning_is_skipped_by_name() -> None:
     skipped = {check for check, verdict in verdicts.items() if verdict is Verdict.SKIPPED}
     assert skipped == {
         "server", "pooler", "connections", "transactions", "vacuum", "undeclared access",
+        "runner clocks", "shards", "lock mode", "workflows",  # no runner is alive there
     }  # fmt: skip
     assert Verdict.FOUND not in verdicts.values()
 
@@ -184,12 +185,21 @@ def test_close_to_a_limit_nothing_is_found() -> None:
 def test_what_cannot_be_seen_is_a_named_skip() -> None:
     assert told(server(hidden=3), "transactions")[0][0] is Verdict.SKIPPED
     assert told(believed(status=None), "runner clocks")[0][0] is Verdict.SKIPPED
-    nobody = replace(HEALTHY, believed=[])
-    assert told(nobody, "workflows")[0][0] is Verdict.SKIPPED
     assert told(replace(HEALTHY, meta=replace(META, server=None)), "server")[0] == (
         Verdict.SKIPPED,
         "no runner has written down yet which server this is",
     )
+
+
+@pytest.mark.parametrize("check", ["shards", "workflows", "runner clocks", "lock mode"])
+@pytest.mark.parametrize("runs", [{}, {"shop.pay": 3}])
+def test_where_no_runner_is_alive_nothing_is_said_of_runners(
+    check: str, runs: dict[str, int]
+) -> None:
+    nobody = replace(HEALTHY, believed=[], runs=RunFacts(runs, (), (), 0))
+    ((verdict, why),) = told(nobody, check)
+    assert verdict is Verdict.SKIPPED
+    assert why.startswith("no runner is alive")
 
 
 def test_more_held_runs_than_are_named_are_counted() -> None:
