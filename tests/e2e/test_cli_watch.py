@@ -69,6 +69,8 @@ async def watching(url: str, folder: Path, *options: str) -> AsyncIterator[Watch
         cwd=folder,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        # What is started in the background of a script ignores Ctrl-C, and so do its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         yield Watcher(process)
