@@ -105,7 +105,7 @@ async def test_connections_lost_at_random_moments_lose_and_double_nothing(
         written: dict[str, int] = {}
 
         async def lane(run_ids: list[str]) -> None:
-            for seq in range(1, 100):
+            for seq in range(1, 1_000):
                 if seq > 12 and {"settled again", "settled committed"} <= seen.keys():
                     return
                 batch_id = world.fresh_id()
