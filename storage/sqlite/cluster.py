@@ -10,6 +10,7 @@ from perdure.storage.clock import from_micros, to_micros
 from perdure.storage.errors import ConfigurationError, RunnerDeclaredDead
 from perdure.storage.interface import ClusterStore, Renewal, RunnerIdentity
 from perdure.storage.model import SLOTS, LockFacts, Meta, RunnerRow, ShardHold, ShardRow, Topology
+from perdure.storage.sqlite.store import SqliteStore
 from perdure.storage.sqlite.transaction import Row, Transaction, as_list, storable
 from perdure.storage.sqlite.worker import Work
 from perdure.storage.verdicts import still_alive
@@ -20,28 +21,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class SqliteClusterStore(ClusterStore):
+class SqliteClusterStore(SqliteStore, ClusterStore):
     """What runners say to each other; see `ClusterStore`."""
 
     def __init__(self, database: SqliteDatabase) -> None:
-        self._database = database
-        self._open = False
+        super().__init__(database)
         self.capabilities = database.capabilities
-
-    async def open(self) -> Meta:
-        if not self._open:
-            await self._database.open()
-            self._open = True
-        try:
-            return await self._database.read_meta()
-        except BaseException:
-            await self.close()
-            raise
-
-    async def close(self) -> None:
-        if self._open:
-            self._open = False
-            await self._database.close()
 
     async def _write(self, work: Work[T]) -> T:
         return await self._database.writer.write(work, urgent=True)

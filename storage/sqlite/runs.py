@@ -12,7 +12,6 @@ from perdure.storage.model import (
     JournalPage,
     Mailbox,
     Message,
-    Meta,
     NewRun,
     OpenItems,
     RunEvent,
@@ -26,33 +25,18 @@ from perdure.storage.model import (
     Verdict,
 )
 from perdure.storage.sqlite import claims, commits, reads, starts
+from perdure.storage.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
     from perdure.storage.sqlite.database import SqliteDatabase
 
 
-class SqliteRunStore(RunStore):
+class SqliteRunStore(SqliteStore, RunStore):
     """Starts, claims, commits, messages, reads; see `RunStore`."""
 
     def __init__(self, database: SqliteDatabase) -> None:
-        self._database = database
-        self._open = False
+        super().__init__(database)
         self.capabilities = database.capabilities
-
-    async def open(self) -> Meta:
-        if not self._open:
-            await self._database.open()
-            self._open = True
-        try:
-            return await self._database.read_meta()
-        except BaseException:
-            await self.close()
-            raise
-
-    async def close(self) -> None:
-        if self._open:
-            self._open = False
-            await self._database.close()
 
     async def prepare(self) -> None:
         """Nothing: a file's connections are made when it is opened."""

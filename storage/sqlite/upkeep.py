@@ -6,8 +6,9 @@ import secrets
 from typing import TYPE_CHECKING
 
 from perdure.storage.examination import HeldRun, RunFacts, ServerFacts, StuckRun
-from perdure.storage.model import Meta, Topology
+from perdure.storage.model import Topology
 from perdure.storage.sqlite.cluster import read_topology
+from perdure.storage.sqlite.store import SqliteStore
 from perdure.storage.sqlite.transaction import Transaction
 from perdure.storage.upkeep import (
     EPOCHS_LOST,
@@ -19,30 +20,11 @@ from perdure.storage.upkeep import (
 )
 
 if TYPE_CHECKING:
-    from perdure.storage.sqlite.database import SqliteDatabase
+    pass
 
 
-class SqliteUpkeepStore(UpkeepStore):
+class SqliteUpkeepStore(SqliteStore, UpkeepStore):
     """See `UpkeepStore`."""
-
-    def __init__(self, database: SqliteDatabase) -> None:
-        self._database = database
-        self._open = False
-
-    async def open(self) -> Meta:
-        if not self._open:
-            await self._database.open()
-            self._open = True
-        try:
-            return await self._database.read_meta()
-        except BaseException:
-            await self.close()
-            raise
-
-    async def close(self) -> None:
-        if self._open:
-            self._open = False
-            await self._database.close()
 
     async def read_topology(self) -> Topology:
         return await self._database.reader.read(read_topology)

@@ -6,6 +6,8 @@ Parts are written once for both kinds of actors. On `PostgresActor`s a part is, 
 ``gated``        the statement's snapshot and its row locks as two operations, and the question
 ``plain``        one operation
 On `StoreActor`s each part is one operation: there the method is the unit.
+
+One file because parts are read beside each other: a race is made of several of them.
 """
 
 from __future__ import annotations
