@@ -60,9 +60,19 @@ class Bulk:
         self._done = 0
         self._window = asyncio.Semaphore(UNDER_WAY)
         self._away: Exception | None = None
+        self._interrupted: Exception | None = None
 
     async def run(self) -> list[Answer]:
-        """The answers in the order of the payloads."""
+        """The answers in the order of the payloads. Raises what ``progress`` raised; nothing more is sent then."""
+        try:
+            await self._all()
+        except BaseExceptionGroup:
+            if self._interrupted is None:
+                raise
+            raise self._interrupted from None
+        return [answer for answer in self._answers if answer is not None]
+
+    async def _all(self) -> None:
         chunk: list[tuple[int, NewRun]] = []
         room = BATCH_BYTES
         slice_ends = time.perf_counter() + SLICE
@@ -85,7 +95,6 @@ class Bulk:
                     slice_ends = time.perf_counter() + SLICE
             if chunk:
                 await self._begin(chunks, chunk)
-        return [answer for answer in self._answers if answer is not None]
 
     async def _begin(self, chunks: asyncio.TaskGroup, chunk: list[tuple[int, NewRun]]) -> None:
         await self._window.acquire()
@@ -99,8 +108,12 @@ class Bulk:
         for (number, _), answer in zip(chunk, answers, strict=True):
             self._answers[number] = answer
         self._done += len(chunk)
-        if self._progress is not None:
-            self._progress(self._done, len(self._answers))
+        if self._progress is not None and self._interrupted is None:
+            try:
+                self._progress(self._done, len(self._answers))
+            except Exception as error:
+                self._interrupted = error
+                raise
 
     async def _start(self, runs: Sequence[NewRun]) -> Sequence[Answer]:
         """Once the database did not come back in time, nothing more is sent."""

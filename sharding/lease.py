@@ -418,7 +418,11 @@ class LeaseLoop:
             await self._bounded(store.close())
 
     def _declared_dead(self) -> None:
-        log.error("runner.declared-dead", what="it writes nothing any more", runner=self._me)
+        log.error(
+            "runner.declared-dead",
+            what="it writes nothing any more",
+            runner_id=self._me.runner_id if self._me is not None else None,
+        )
         self._set(
             alive=False,
             ready=False,

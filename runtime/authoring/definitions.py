@@ -109,7 +109,7 @@ class WorkflowDefinition(Generic[In, Out]):
         Raises WorkflowPayloadError naming every bad field, PayloadTooLarge.
         """
         try:
-            data = self._payload().encode(self._checked(value))
+            data = self._both()[0].encode(self._checked(value))
         except ValueFault as fault:
             raise WorkflowPayloadError(self.name, fault.errors, fault.missing) from fault
         if len(data) > limit:

@@ -350,6 +350,17 @@ class RunLoop(asyncio.AbstractEventLoop):
     def unwind(self) -> list[str]:
         """Close all pending tasks; the loop is dead from here on. Returns the names of those that do not end."""
         self.dead = True
+        try:
+            return self._close_pending()
+        finally:
+            self.ready.clear()
+            self.timers.clear()
+            self._heap.clear()
+            self._tasks.clear()
+
+    def _close_pending(self) -> list[str]:
+        if not (self._generators or self.pending_tasks()):  # most bodies, at their end
+            return []
         before = self.enter()
         # Held: dropped half-closed they would finalise on their own.
         generators = list(self._generators or ())
@@ -358,10 +369,6 @@ class RunLoop(asyncio.AbstractEventLoop):
         finally:
             self.leave(before)
             del generators
-            self.ready.clear()
-            self.timers.clear()
-            self._heap.clear()
-            self._tasks.clear()
 
     # -- the rest of what asyncio asks of a loop
     def time(self) -> float:

@@ -26,6 +26,7 @@ from perdure.runtime.client import Client
 from perdure.runtime.settings import Settings
 from perdure.runtime.views import ClusterStatus, RunnerView
 
+BETWEEN_LOOKS = 2.0
 ANSWER_WITHIN = 1.0
 """Seconds a runner gets to answer; one that does not is shown from the database alone."""
 
@@ -115,8 +116,11 @@ def status(
         bool, typer.Option("--watch", help="Look again and again, with rates, until Ctrl-C.")
     ] = False,
     every: Annotated[
-        float, typer.Option(metavar="SECONDS", help="With --watch: from one look to the next.")
-    ] = 2.0,
+        float | None,
+        typer.Option(
+            metavar="SECONDS", help="With --watch: from one look to the next. [default: 2]"
+        ),
+    ] = None,
     db: Db = None,
     schema: Schema = None,
     format: Format = "table",
@@ -126,11 +130,15 @@ def status(
     --watch shows what each pod does a second, and goes on when the database goes away; with --format json each look is
     one line."""
     as_json = check_format(format)
-    if not 0.1 <= every <= 3600:
+    if every is not None and not 0.1 <= every <= 3600:
         raise typer.BadParameter(f"{every:g}: from 0.1 to 3600 seconds", param_hint="--every")
+    if every is not None and not watch:
+        raise typer.BadParameter(
+            "it says how often --watch looks: add --watch", param_hint="--every"
+        )
     settings = client_settings(db, schema)
     if watch:
-        watch_cluster(settings, process, every, as_json=as_json)
+        watch_cluster(settings, process, every or BETWEEN_LOOKS, as_json=as_json)
         return
 
     async def read() -> tuple[ClusterStatus, list[Instance]]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from importlib import metadata
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -30,16 +31,33 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 ClickException: type[Exception] = typer.BadParameter.__mro__[2]
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"perdure {metadata.version('perdure')}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Durable workflows on one SQL database."""
+
+
 def build() -> typer.Typer:
     """The command tree."""
     root = typer.Typer(
         name="perdure",
-        help="Durable workflows on one SQL database.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
+    root.callback()(_root)
     root.command("dev")(pods.dev)
     root.command("serve")(pods.serve)
     root.command("migrate")(schema.migrate)

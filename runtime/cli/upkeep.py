@@ -90,8 +90,13 @@ def after_restore(
                 await _until_silent(store)
             return await store.void_claims(force=force)
 
-    with nullcontext() if force else _alone(settings):
-        done = asyncio.run(work())
+    try:
+        with nullcontext() if force else _alone(settings):
+            done = asyncio.run(work())
+    except InUseError as error:
+        raise InUseError(
+            f"{error}; or pass --force: they are declared dead, and come back"
+        ) from error
     if as_json:
         print_json(_json(done))
         return

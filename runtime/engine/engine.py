@@ -263,8 +263,10 @@ class Engine:
             for activation in list(self._by_shard.get(shard_id, {}).values()):
                 activation.leave()
             if not self._only_pinned(shard_id):
+                # Not wait_for, which on Python 3.11 swallows a cancel that comes together with the event.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(emptied.wait(), PARKING)
+                    async with asyncio.timeout(PARKING):
+                        await emptied.wait()
         finally:
             self._vacating.pop(shard_id, None)
 

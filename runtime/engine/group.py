@@ -35,6 +35,11 @@ class GroupCommit(Generic[T]):
         self._idle.clear()
         self._filled.set()
 
+    @property
+    def waiting(self) -> int:
+        """Items that no batch has taken yet."""
+        return len(self._items)
+
     async def drained(self) -> None:
         """Returns when nothing is queued or under way."""
         await self._idle.wait()

@@ -29,7 +29,7 @@ from perdure.storage.model import (
     StrayRequest,
     Topology,
 )
-from perdure.storage.postgres.literals import EMPTY, numbers, texts
+from perdure.storage.postgres.literals import numbers, texts
 from perdure.storage.postgres.session import Row
 from perdure.storage.recorded import error_summary
 from perdure.storage.verdicts import FenceSeen
@@ -140,14 +140,22 @@ def claims_of(rows: Sequence[Row]) -> Claims:
 def commit_columns(runner_id: int, batch_id: int, writes: Sequence[RunWrite]) -> Columns:
     """The arrays of `commit`; the writes are sorted by run_id."""
     return [
-        runner_id,
-        batch_id,
-        *_member_columns(writes),
-        *_entry_columns(writes),
+        *commit_steps_columns(runner_id, batch_id, writes),
+        *_outcome_columns(writes),
         *_consumed_columns(writes),
         *_event_columns(writes),
         FORMAT,
     ]
+
+
+def commit_steps_columns(runner_id: int, batch_id: int, writes: Sequence[RunWrite]) -> Columns:
+    """The same of writes that are `only_entries`."""
+    return [runner_id, batch_id, *_member_columns(writes), *_entry_columns(writes)]
+
+
+def only_entries(writes: Sequence[RunWrite]) -> bool:
+    """Whether the writes hold nothing else, as most do."""
+    return not any(write.outcome is not None or write.consumed or write.events for write in writes)
 
 
 def _member_columns(writes: Sequence[RunWrite]) -> Columns:
@@ -157,7 +165,6 @@ def _member_columns(writes: Sequence[RunWrite]) -> Columns:
         numbers([write.revision for write in writes]),
         numbers([write.entries[0].seq if write.entries else None for write in writes]),
         numbers([len(write.entries) for write in writes]),
-        *_outcome_columns(writes),
     ]
 
 
@@ -166,12 +173,10 @@ _OUTCOME: Sequence[Callable[[list[Any]], object]] = (
 )  # fmt: skip
 """How each of its columns is sent."""
 
-_NO_OUTCOMES: Columns = [EMPTY, [], EMPTY, EMPTY, EMPTY, EMPTY, [], [], EMPTY, [], EMPTY]
-
 
 def _outcome_columns(writes: Sequence[RunWrite]) -> Columns:
-    if all(write.outcome is None for write in writes):
-        return _NO_OUTCOMES
+    if not writes:  # a statement is being planned
+        return [encode([]) for encode in _OUTCOME]
     columns = zip(*map(_outcome, writes), strict=True)
     return [encode(list(column)) for encode, column in zip(_OUTCOME, columns, strict=True)]
 

@@ -9,19 +9,27 @@
 -- as one text each (`literals`).
 --   $1 me  $2 batch
 --   members, sorted by run_id: $3 run  $4 claim  $5 revision  $6 seq of its first entry or null  $7 number of entries
---     $8 null, 'park' or 'finish'  $9 park: wake_at  $10 park: seen  $11 reason  $12 park: is a hold that nothing refuses
---     $13 finish: status  $14 result  $15 error  $16 error_type  $17 error_message  $18 parent
---   entries: $19 run  $20 seq  $21 key  $22 kind  $23 attempt  $24 status  $25 input hash  $26 input  $27 output  $28 error
---     $29 at  $30 started_at, as seconds since 1970  $31 format
+--   entries: $8 run  $9 seq  $10 key  $11 kind  $12 attempt  $13 status  $14 input hash  $15 input  $16 output  $17 error
+--     $18 at  $19 started_at, as seconds since 1970  $20 format
+--   outcomes of the members: $21 null, 'park' or 'finish'  $22 park: wake_at  $23 park: seen  $24 reason
+--     $25 park: is a hold that nothing refuses  $26 finish: status  $27 result  $28 error  $29 error_type  $30 error_message
+--     $31 parent
 --   consumed messages: $32 run  $33 message  $34 seq of the entry
 --   events: $35 run  $36 type  $37 at  $38 detail
 --   $39 format of results
 -- One line comes back: whether I am alive, the members that were not applied, the parks that were refused.
+-- Most batches hold nothing but steps: for them the lines marked `whole` are left out and those marked `steps` taken ($1 to
+-- $20): to set up the rest takes the server longer than a step, and more locks of tables than it has quick ones for.
 with batch as materialized (
-  select * from unnest($3::text::text[], $4::text::bigint[], $5::text::bigint[], $6::text::bigint[], $7::text::int[], $8::text::text[], $9::timestamptz[], $10::text::bigint[],
-                       $11::text::text[], $12::text::boolean[], $13::text::text[], $14::text[], $15::text[], $16::text::text[], $17::text[], $18::text::text[])
+--: steps
+  select * from unnest($3::text::text[], $4::text::bigint[], $5::text::bigint[], $6::text::bigint[], $7::text::int[])
+    as b(run_id, claim_id, revision, first_seq, entries)
+--: whole
+  select * from unnest($3::text::text[], $4::text::bigint[], $5::text::bigint[], $6::text::bigint[], $7::text::int[], $21::text::text[], $22::timestamptz[], $23::text::bigint[],
+                       $24::text::text[], $25::text::boolean[], $26::text::text[], $27::text[], $28::text[], $29::text::text[], $30::text[], $31::text::text[])
     as b(run_id, claim_id, revision, first_seq, entries, outcome, wake_at, seen, reason, hold,
          final, result, error, error_type, error_message, parent_id)
+--: both
    where exists (select 1 from perdure_runners r where r.runner_id = $1 and not r.dead)
 ), fl as materialized (  -- the fence
   select b.*, f.entered_at
@@ -31,6 +39,10 @@ with batch as materialized (
       where f.run_id = b.run_id and f.claim_id = b.claim_id and f.revision = b.revision
         and f.next_seq = coalesce(b.first_seq, f.next_seq)
         for no key update skip locked) f
+--: steps
+), done as materialized (
+  select * from fl
+--: whole
 ), wl as materialized (  -- parks and finishes: the own wake row; a child's finish: its parent's too
   select f.*, o.mine, o.wake_seq, p.theirs, p.parent_seq
     from fl f
@@ -56,14 +68,19 @@ with batch as materialized (
   select o.*, o.outcome is not distinct from 'park'
               and (o.hold or coalesce(o.wake_seq = o.seen and o.run_id not in (select run_id from bumped), false)) as parked
     from ok o
+--: both
 ), upd as (
   update perdure_fences f
      set revision = f.revision + 1, next_seq = f.next_seq + d.entries, last_batch = $2,
-         reclaim_count = case when d.entries > 0 then 0 else f.reclaim_count end,
-         status = case when d.parked then 'suspended' else f.status end, reason = case when d.parked then d.reason else f.reason end,
+         reclaim_count = case when d.entries > 0 then 0 else f.reclaim_count end
+--: whole
+       , status = case when d.parked then 'suspended' else f.status end, reason = case when d.parked then d.reason else f.reason end,
          claim_id = case when d.parked then null else f.claim_id end, runner_id = case when d.parked then null else f.runner_id end
+--: both
     from done d
-   where f.run_id between d.run_id and d.run_id and d.outcome is distinct from 'finish'
+   where f.run_id between d.run_id and d.run_id
+--: whole
+     and d.outcome is distinct from 'finish'
 ), wk as (  -- one write per row: a statement cannot write a row twice
   update perdure_wakes w
      set wake_seq = w.wake_seq + x.n, hold = coalesce(x.hold, w.hold),
@@ -76,14 +93,16 @@ with batch as materialized (
                   select run_id, n, null, null, false from bumped) each_one
            group by run_id) x
    where w.run_id between x.run_id and x.run_id
+--: both
 ), journal as (
   insert into perdure_steps (run_id, seq, step_key, kind, attempt, status, input_hash, input, output, error, at, started_at, format, claim_id)
   select u.run_id, u.seq, u.step_key, coalesce(u.kind, 'step'), coalesce(u.attempt, 1), coalesce(u.status, 'ok'), u.input_hash, u.input,
          u.output, u.error, to_timestamp(u.at), to_timestamp(u.started_at), coalesce(u.format, 1), d.claim_id
-    from unnest($19::text::text[], $20::text::bigint[], $21::text::text[], $22::text::text[], $23::text::int[], $24::text::text[], $25::text::bigint[], $26::text[], $27::text[],
-                $28::text[], $29::text::float8[], $30::text::float8[], $31::text::smallint[])
+    from unnest($8::text::text[], $9::text::bigint[], $10::text::text[], $11::text::text[], $12::text::int[], $13::text::text[], $14::text::bigint[], $15::text[], $16::text[],
+                $17::text[], $18::text::float8[], $19::text::float8[], $20::text::smallint[])
       as u(run_id, seq, step_key, kind, attempt, status, input_hash, input, output, error, at, started_at, format)
     join done d on d.run_id = u.run_id
+--: whole
 ), consumed as (
   update perdure_messages m set consumed_seq = u.seq, body = null
     from unnest($32::text::text[], $33::text::text[], $34::text::bigint[]) as u(run_id, message_id, seq)
@@ -110,7 +129,11 @@ with batch as materialized (
   delete from perdure_wakes w using done d where w.run_id between d.run_id and d.run_id and d.outcome = 'finish'
 ), dm as (
   delete from perdure_messages m using done d where m.run_id between d.run_id and d.run_id and d.outcome = 'finish'
+--: both
 )
 select exists (select 1 from perdure_runners r where r.runner_id = $1 and not r.dead) as alive,
        (select array_agg(run_id) from batch where run_id not in (select run_id from done)) as missing,
-       (select array_agg(run_id) from done where outcome = 'park' and not parked) as refused;
+--: steps
+       null::text[] as refused
+--: whole
+       (select array_agg(run_id) from done where outcome = 'park' and not parked) as refused

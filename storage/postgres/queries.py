@@ -22,6 +22,18 @@ def _load(name: str) -> str:
     return text.rstrip().removesuffix(";")
 
 
+def _variant(text: str, chosen: str) -> str:
+    """The lines of one variant of a statement: those under a line ``--: both`` and under ``--: <chosen>``. Lines above
+    the first such line are in all."""
+    kept, taken = [], True
+    for line in text.splitlines():
+        if line.startswith("--: "):
+            taken = line[4:] in ("both", chosen)
+        elif taken:
+            kept.append(line)
+    return "\n".join(kept)
+
+
 ABOUT_SESSION = _load("about_session")
 ABOUT_SESSION_PLAIN = _load("about_session_plain")
 AGREE = _load("agree")
@@ -29,7 +41,8 @@ BURY_RUNNERS = _load("bury_runners")
 CANCEL_UNENTERED = _load("cancel_unentered")
 CLAIM = _load("claim")
 CLAIM_STRAYS = _load("claim_strays")
-COMMIT = _load("commit")
+COMMIT = _variant(_load("commit"), "whole")
+COMMIT_STEPS = _variant(_load("commit"), "steps")
 COUNT_RUNS = _load("count_runs")
 CREATE_SHARDS = _load("create_shards")
 DECLARE_DEAD = _load("declare_dead")

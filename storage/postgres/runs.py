@@ -103,11 +103,14 @@ class PostgresRunStore(RunStore):
         await self._calls.shielded(_all([self._runner_lane.prepare(), *first]))
 
     async def _first_commit(self, session: Session) -> None:
-        """A commit of nothing, so that the statement is planned. Else the second connection would be opened when a
+        """Commits of nothing, so that the statements are planned. Else the second connection would be opened when a
         large write has the first, and small ones wait for that."""
-        nothing = columns.commit_columns(0, 0, ())
         deadline = self._settings.deadline
-        await session.fetch(queries.COMMIT, *nothing, writes=False, deadline=deadline)
+        for sql, nothing in (
+            (queries.COMMIT, columns.commit_columns(0, 0, ())),
+            (queries.COMMIT_STEPS, columns.commit_steps_columns(0, 0, ())),
+        ):
+            await session.fetch(sql, *nothing, writes=False, deadline=deadline)
 
     async def close(self) -> None:
         await self._calls.settled(self._settings.deadline)
@@ -338,12 +341,18 @@ class PostgresRunStore(RunStore):
     async def _commit(
         self, runner_id: int, batch_id: int, writes: Sequence[RunWrite]
     ) -> dict[str, Verdict]:
-        args = columns.commit_columns(runner_id, batch_id, writes)
+        if columns.only_entries(writes):
+            sql, args = (
+                queries.COMMIT_STEPS,
+                columns.commit_steps_columns(runner_id, batch_id, writes),
+            )
+        else:
+            sql, args = queries.COMMIT, columns.commit_columns(runner_id, batch_id, writes)
         deadline = self._settings.deadline
 
         async def use(session: Session) -> dict[str, Verdict]:
             try:
-                rows = await session.fetch(queries.COMMIT, *args, writes=True, deadline=deadline)
+                rows = await session.fetch(sql, *args, writes=True, deadline=deadline)
                 if not rows[0]["alive"]:
                     raise _declared_dead(runner_id)
                 missed, refused = set(rows[0]["missing"] or ()), set(rows[0]["refused"] or ())

@@ -44,6 +44,12 @@ GUARD = (
 """A session whose other end is silent is gone after three seconds, and its locks with it."""
 LASTING = ("tcp_keepalives_idle = 30", "tcp_keepalives_interval = 10", "tcp_keepalives_count = 3")
 """Any other after a minute, instead of the two hours that are usual."""
+QUICKER_TOAST = (
+    "select set_config('default_toast_compression', 'lz4', false) from pg_settings"
+    " where name = 'default_toast_compression' and 'lz4' = any(enumvals) and source = 'default';"
+)
+"""Large values are packed several times as fast as by the server's own way, where it was built with it and nobody has
+chosen one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,10 +233,11 @@ async def _prepare(
     # In as few round trips as can be: a keeper that comes back is waited for.
     lines = _session_settings(settings, hot=hot)
     watches = [WATCH_CLIENT, *(GUARD if guarded else LASTING)]
+    first = "".join(f"set {line};" for line in lines) + QUICKER_TOAST
     try:
-        await connection.execute("".join(f"set {line};" for line in [*lines, *watches]))
+        await connection.execute(first + "".join(f"set {line};" for line in watches))
     except asyncpg.PostgresError:  # the server's system cannot watch sockets in some way
-        await connection.execute("".join(f"set {line};" for line in lines))
+        await connection.execute(first)
         for line in watches:
             with contextlib.suppress(asyncpg.PostgresError):
                 await connection.execute(f"set {line}")

@@ -127,6 +127,7 @@ async def test_a_restored_database_forgets_who_had_what(
             pass
         refused = cli("after-restore").refused()
         assert "pod-1 at 127.0.0.1" in refused
+        assert "--force" in refused
         pod.kill()
     copy = postgres.create_database(template=port_and_name(cli.url)[1])
     restored = Commands(postgres.url(copy), tmp_path)

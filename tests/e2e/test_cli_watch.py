@@ -129,3 +129,4 @@ async def test_a_watch_goes_on_while_the_database_is_away(
                     pass
             assert await waiting.interrupt() == (0, "")
     cli("cluster", "status", "--watch", "--every", "0").refused()
+    assert "add --watch" in cli("cluster", "status", "--every", "1").refused()

@@ -16,6 +16,8 @@ import pytest
 from perdure.storage.clock import SystemClock
 from perdure.storage.connect import DatabaseSettings, connect, migrate
 from perdure.storage.errors import ConfigurationError, PerdureError, SchemaError
+from perdure.storage.postgres.address import address_of
+from perdure.storage.postgres.session import open_session
 from tests.harness.postgres import MISSING, PrivatePostgres, find_binaries, free_port
 
 PASSWORD = "correct-horse-battery"
@@ -243,3 +245,24 @@ async def test_another_topology_or_lock_mode_refuses(postgres_url: str) -> None:
     finally:
         await first.close()
         await second.close()
+
+
+@pytest.mark.parametrize(("chosen", "used"), [(None, "lz4"), ("pglz", "pglz")])
+async def test_large_values_are_packed_the_quick_way_unless_another_was_chosen(
+    postgres: PrivatePostgres, chosen: str | None, used: str
+) -> None:
+    offered = (
+        "select 'lz4' = any(enumvals) from pg_settings where name = 'default_toast_compression'"
+    )
+    if not postgres.run_sql(offered)[0][0]:
+        pytest.skip("this PostgreSQL was built without lz4")
+    database = await asyncio.to_thread(postgres.create_database)
+    if chosen is not None:
+        postgres.run_sql(f"alter database {database} set default_toast_compression = {chosen}")
+    url = postgres.url(database)
+    session = await open_session(DatabaseSettings(url), address_of(url), hot=True)
+    try:
+        shown = await session.fetch("show default_toast_compression", writes=False, deadline=5)
+        assert shown[0][0] == used
+    finally:
+        await session.close()

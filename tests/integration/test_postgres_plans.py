@@ -198,6 +198,7 @@ def blocks(plan: dict[str, Any]) -> int:
 
 # ---- the statements ---------------------------------------------------------------------------
 
+ENTRY = Entry(1, EntryKind.STEP, "k", 1.0, output="1")
 ALL_SHARDS = [ShardHold(shard, 1) for shard in range(256)]
 
 
@@ -213,10 +214,15 @@ def claim_strays(*, lost: bool) -> list[object]:
     return columns.stray_columns(request, range(1000, 1050))
 
 
+def commit_of_steps() -> list[object]:
+    writes = [RunWrite(f"r{n}", n, 1, [ENTRY]) for n in range(1, 201)]
+    writes.sort(key=lambda write: write.run_id)
+    return columns.commit_steps_columns(ME, 99, writes)
+
+
 def commit(outcome: Park | Finish | None) -> list[object]:
-    entry = Entry(1, EntryKind.STEP, "k", 1.0, output="1")
     writes = [
-        RunWrite(f"r{n}", n, 1, [entry], [("m1", 1)], [RunEvent("timer-set", 1.0)], outcome)
+        RunWrite(f"r{n}", n, 1, [ENTRY], [("m1", 1)], [RunEvent("timer-set", 1.0)], outcome)
         for n in range(1, 201)
     ]
     writes.sort(key=lambda write: write.run_id)
@@ -240,7 +246,8 @@ LOOPING: dict[str, tuple[str, list[object], str, int]] = {
     "due in memory": (queries.DUE_IN_MEMORY, [RUNNING, [0] * 200], "perdure_wakes_pkey", 3_000),
     "mailbox": (queries.MAILBOX, [PARKED], "perdure_messages_open", 3_000),
     "journal": (queries.JOURNAL, [FINISHED, [0] * 200, PAGE_BYTES, PAGE_ENTRIES], "perdure_steps_pkey", 3_000),
-    "commit of steps": (queries.COMMIT, commit(None), "perdure_fences_pkey", 15_000),
+    "commit of steps": (queries.COMMIT_STEPS, commit_of_steps(), "perdure_fences_pkey", 10_000),
+    "commit of steps and more": (queries.COMMIT, commit(None), "perdure_fences_pkey", 15_000),
     "commit of parks": (queries.COMMIT, commit(Park(1.0, 0, Reason.TIMER)), "perdure_wakes_pkey", 15_000),
     "commit of ends": (queries.COMMIT, commit(Finish(RunStatus.SUCCEEDED)), "perdure_runs_pkey", 25_000),
     "settle": (queries.SETTLE, [RUNNING], "perdure_fences_pkey", 3_000),

@@ -189,11 +189,11 @@ async def test_a_ghost_that_waits_for_a_lock_is_ended_before_the_verdict(
     """Its client is gone, and it would still commit when the lock is free."""
     async with world_of(proxy.url(url.rpartition("/")[2])) as world:
         runner, writes = await claimed(world, "r0", "r1", "r2")
-        await runner.commit(writes.pop("r0"))  # so that the statement is prepared
-        sent = [
+        first, *sent = [
             RunWrite(w.run_id, w.claim_id, w.revision, w.entries, outcome=KINDS[kind][0])
             for w in writes.values()
         ]
+        await runner.commit(first)  # so that the statement is prepared
         async with foreign(url, BLOCKS[block]):
             proxy.cut(
                 name="commit", where="lock_wait", when=lambda _: waiting_for_lock(url, "commit")

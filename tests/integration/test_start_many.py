@@ -118,6 +118,18 @@ async def test_chunks_end_at_rows_and_bytes_and_are_told(migrated_url: str) -> N
         assert counts == {"pending": 1_205}
 
 
+async def test_what_progress_raises_ends_the_call(migrated_url: str) -> None:
+    async with client_on(migrated_url, KNOWN) as client:
+        sizes = chunks_of(client)
+
+        def enough(done: int, total: int) -> None:
+            raise LookupError(f"{done} of {total} will do")
+
+        with pytest.raises(LookupError, match=r"^500 of 10000 will do$"):
+            await client.start_many(doubles, range(10_000), progress=enough)
+        assert len(sizes) <= 4, "chunks under way are not stopped, others not sent"
+
+
 async def test_runs_of_a_pod_are_born_claimed_as_far_as_there_are_slots(migrated_url: str) -> None:
     async with runner_on(migrated_url, KNOWN, slots=20) as runner:
         started = await runner.client.start_many(doubles, range(300))

@@ -32,8 +32,9 @@ Script = list[Any]
 class ScriptedStore:
     """Answers commits and settlements from a script; when it is used up everything commits."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, seconds: float = 0.0) -> None:
         self.script = script
+        self.seconds = seconds
         self.calls: list[tuple[str, tuple[str, ...]]] = []
         self.batches: set[int] = set()
 
@@ -41,6 +42,8 @@ class ScriptedStore:
         self, runner_id: int, batch_id: int, writes: Sequence[RunWrite]
     ) -> Mapping[str, Verdict]:
         answer: Mapping[str, Verdict] = self._answer("commit", batch_id, writes)
+        if self.seconds:
+            await asyncio.sleep(self.seconds)
         return answer
 
     async def settle_writes(
@@ -63,8 +66,9 @@ class ScriptedStore:
 
 
 @asynccontextmanager
-async def committing(script: Script):
-    store = ScriptedStore(script)
+async def committing(script: Script, seconds: float = 0.0):
+    """seconds: that a commit takes."""
+    store = ScriptedStore(script, seconds)
     died = asyncio.Event()
 
     async def may_write() -> None: ...
@@ -203,3 +207,46 @@ async def test_small_writes_do_not_wait_for_a_large_one() -> None:
     await until(lambda: "large" in told, what="the large one committed", deadline=5)
     assert [ids for _, ids in store.calls] == [("large",), ("a",), ("b",), ("c",)]
     task.cancel()
+
+
+@pytest.mark.parametrize(("seconds", "sizes"), [(0.0, [40, 20, 20]), (0.1, [40, 40])])
+async def test_runs_that_are_in_step_are_told_in_two_halves(
+    seconds: float, sizes: list[int]
+) -> None:
+    """So that the writes of one half are under way while the other goes on; not where the server is the slower one."""
+    async with committing([], seconds=seconds) as (committer, store, _, _):
+        over = asyncio.Event()
+        ended: list[str] = []
+
+        def ends(run_id: str, answer: Answer, batch_id: int) -> None:
+            ended.append(run_id)
+            if len(ended) == 40:
+                over.set()
+
+        def goes_on(run_id: str, answer: Answer, batch_id: int) -> None:
+            committer.submit(write(run_id), partial(ends, run_id))
+
+        for n in range(40):
+            committer.submit(write(f"{n:02}"), partial(goes_on, f"{n:02}"))
+        await asyncio.wait_for(over.wait(), 5)
+        assert [len(ids) for _, ids in store.calls] == sizes
+
+
+async def test_what_waits_leaves_before_the_last_batch_goes_on() -> None:
+    sent: list[tuple[str, ...]] = []
+    told: dict[str, int] = {}
+
+    def tell(run_id: str, answer: Answer, batch_id: int) -> None:
+        told[run_id] = len(sent)
+
+    def note(ids: tuple[str, ...]) -> Mapping[str, Verdict]:
+        if not sent:  # while the first batch is under way
+            committer.submit(write("b"), partial(tell, "b"))
+        sent.append(ids)
+        return {}
+
+    async with committing([note, note]) as (committer, _, _, _):
+        committer.submit(write("a"), partial(tell, "a"))
+        await until(lambda: len(told) == 2, what="both are told")
+        assert sent == [("a",), ("b",)]
+        assert told == {"a": 2, "b": 2}
