@@ -141,16 +141,16 @@ class PostgresClusterStore(ClusterStore):
         deadline = self._settings.deadline
 
         async def use(session: Session) -> None:
-            found = str(session.position)
+            found = session.position
             rows = await session.fetch(queries.READ_META, writes=False, deadline=deadline)
             known = {row["key"]: row["value"] for row in rows}
             change = self._server.take_change()
-            if change is None and known.get("server") not in (None, found):
-                change = (
-                    f"the cluster was last used on the server {known['server']}, this is {found}"
-                )
+            before = known.get("server")
+            if change is None and before is not None and not found.may_be(before):
+                change = f"the cluster was last used on the server {before}, this is {found}"
                 log.error("server.changed", database=self._address.shown, what=change)
-            facts = {"server": found}
+            # Without a time line: it was a standby still when this session was opened.
+            facts = {} if found.timeline is None else {"server": str(found)}
             written = known.get("server_change")
             if change is not None and self._server.is_news(written):
                 self._server.told(written, mine=True)  # somebody was here first: one note is enough

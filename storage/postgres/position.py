@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+UNKNOWN = "unknown"
+
 
 @dataclass(frozen=True, slots=True)
 class Position:
@@ -15,12 +17,17 @@ class Position:
     flushed: int | None
 
     def __str__(self) -> str:
-        return f"{self.system}/{self.timeline if self.timeline is not None else 'unknown'}"
+        return f"{self.system}/{self.timeline if self.timeline is not None else UNKNOWN}"
+
+    def may_be(self, written: str) -> bool:
+        """Whether ``written``, a position as text, may be where this is: what either does not know tells nothing."""
+        pairs = zip(written.split("/"), str(self).split("/"), strict=False)
+        return all(UNKNOWN in pair or pair[0] == pair[1] for pair in pairs)
 
 
 def what_changed(known: Position, found: Position) -> str | None:
     """In words, what must have happened between two looks; None: nothing that matters."""
-    if "unknown" not in (known.system, found.system) and known.system != found.system:
+    if UNKNOWN not in (known.system, found.system) and known.system != found.system:
         return f"another server: system identifier {found.system}, before {known.system}"
     flushed = None not in (known.flushed, found.flushed)
     lost = flushed and (found.flushed or 0) < (known.flushed or 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -29,10 +30,23 @@ OPEN = "open"
 def read_journal_page(
     tx: Transaction, after: Mapping[str, int], *, entries: int, size: int
 ) -> JournalPage:
-    values = {"after": as_list(after.items()), "entries": entries, "size": size}
-    rows = tx.rows("journal", values)
-    read = [(row[1], _entry(row[2:])) for row in rows]
-    return journal_page(list(after), read, found=rows[0][0] if rows else 0, limit=entries)
+    read: list[tuple[str, Entry]] = []
+    for run_id, seq in after.items():
+        values = {"run_id": run_id, "seq": seq, "entries": entries - len(read)}
+        with closing(tx.each("journal", values)) as rows:
+            for row in rows:
+                if size <= 0:  # it does not fit
+                    return journal_page(list(after), read, found=len(read) + 1, limit=entries)
+                entry = _entry(row)
+                read.append((run_id, entry))
+                size -= _weight(entry)
+        if len(read) == entries:
+            break
+    return journal_page(list(after), read, found=len(read), limit=entries)
+
+
+def _weight(entry: Entry) -> int:
+    return 200 + sum(len(text) for text in (entry.input, entry.output, entry.error) if text)
 
 
 def _entry(row: Row) -> Entry:

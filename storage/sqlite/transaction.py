@@ -33,6 +33,10 @@ class Transaction:
         """All rows of a statement, RETURNING included: read in full before the next statement starts."""
         return self._connection.execute(statements()[name], values or {}).fetchall()
 
+    def each(self, name: str, values: Values) -> sqlite3.Cursor:
+        """The same, row by row as they are read. Close it before the next statement."""
+        return self._connection.execute(statements()[name], values)
+
     def row(self, name: str, values: Values | None = None) -> Row | None:
         """The only row of a statement, or None."""
         found = self.rows(name, values)

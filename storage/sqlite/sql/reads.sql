@@ -1,17 +1,9 @@
 -- name: journal
--- A page of journals: run after run in the order given, what fits, one entry at least.
-select found, run_id, seq, kind, step_key, at, status, attempt, input_hash, input, output, error, started_at, format
-  from (select *, sum(bytes) over (order by place, seq) as total, count(*) over () as found
-          from (select i.key as place, s.run_id, s.seq, s.kind, s.step_key, s.at, s.status, s.attempt, s.input_hash,
-                       s.input, s.output, s.error, s.started_at, s.format,
-                       200 + coalesce(length(s.input), 0) + coalesce(length(s.output), 0) + coalesce(length(s.error), 0)
-                         as bytes
-                  from json_each(:after) i
-                 cross join perdure_steps s
-                    on s.run_id = i.value->>0 and s.seq > i.value->>1 and s.superseded_by is null
-                 limit :entries))
- where total - bytes < :size
- order by place, seq
+-- What follows in one journal. Read row by row, until a page is full: a row that is not read costs nothing.
+select seq, kind, step_key, at, status, attempt, input_hash, input, output, error, started_at, format
+  from perdure_steps
+ where run_id = :run_id and seq > :seq and superseded_by is null
+ order by seq limit :entries
 
 -- name: open_events
 -- What a run has announced and no entry has ended since, newest first. A failed attempt of a step does not end it.

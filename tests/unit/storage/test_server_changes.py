@@ -35,3 +35,14 @@ def test_what_is_not_known_is_no_change() -> None:
     assert what_changed(KNOWN, Position("unknown", 3, 6_000)) is None
     assert what_changed(KNOWN, Position("7001", None, None)) is None
     assert what_changed(Position("7001", None, None), KNOWN) is None
+
+
+@pytest.mark.parametrize(
+    ("written", "may_be"),
+    [("7001/3", True), ("7001/4", False), ("7002/3", False), ("7001/unknown", True), ("unknown/3", True)],
+)  # fmt: skip
+def test_what_is_written_of_a_server_is_compared_as_far_as_it_is_known(
+    written: str, may_be: bool
+) -> None:
+    assert KNOWN.may_be(written) is may_be
+    assert Position("7001", None, None).may_be(written) is (written != "7002/3")
