@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from perdure.sharding.patience import PERIODS
 from perdure.sharding.slots import shard_of, slot_of
 from tests.harness.audit import AuditRow
 from tests.harness.checkers import FINAL, check_history
 
+from .excuses import Excuses, runners_of
 from .workload import Execution
 
 if TYPE_CHECKING:
-    from .world import Fault, World
-
-WINDOW = 12.0
-"""Seconds that an execution's result may have waited for its commit before the fault that it was lost with."""
+    from .world import World
 
 
 def check_world(world: World, rows: Sequence[AuditRow]) -> list[str]:
     """All violations of a world that has come to its end."""
+    excuses = Excuses(world, rows)
     return [
         *world.violations,
         *world.loop.errors,
@@ -29,12 +30,12 @@ def check_world(world: World, rows: Sequence[AuditRow]) -> list[str]:
         *check_holders(rows),
         *check_shards(world, rows),
         *check_timelines(world, rows),
-        *check_executions(world, rows),
+        *check_executions(world, rows, excuses),
         *check_deaths(world, rows),
         *check_mail(rows),
         *check_cancels(rows),
         *check_results(world),
-        *check_told(world, rows),
+        *check_told(world, rows, excuses),
         *check_end(world),
     ]
 
@@ -59,30 +60,69 @@ def check_holders(rows: Sequence[AuditRow]) -> list[str]:
 
 
 def check_shards(world: World, rows: Sequence[AuditRow]) -> list[str]:
-    """A run is claimed by the runner that holds its shard at that moment; by another only if the holder may not know
-    its workflow (lent), or if it had the run before and had lost sight of it."""
-    holder: dict[int, int | None] = {}
-    violations = []
+    """A run is claimed under its shard's epoch by the runner that holds the shard at that moment; by another only if
+    the holder may not know its workflow (lent), or if it had the run before and had lost sight of it. Whom it is lent
+    to keeps it for life."""
+    watch = _Shards(world)
     for row in rows:
+        watch.see(row)
+    return watch.violations
+
+
+class _Shards:
+    """Who holds which shard, under which epoch, and which claims were made by others than its holder."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._holders: dict[int, tuple[int | None, int]] = {}
+        self._dead: set[int | None] = set()
+        self._lent: set[int | None] = set()
+        self._found_again: set[int | None] = set()
+        self.violations: list[str] = []
+
+    def see(self, row: AuditRow) -> None:
         if row.table == "shards" and row.shard_id is not None:
-            holder[row.shard_id] = row.runner_id
+            self._holders[row.shard_id] = (row.runner_id, row.epoch or 0)
+        elif row.table == "runners" and row.dead:
+            self._dead.add(row.runner_id)
         elif row.table == "fences" and row.run_id:
-            held_by = holder.get(shard_of(slot_of(row.run_id), world.figures.shards))
+            shard = shard_of(slot_of(row.run_id), self._world.figures.shards)
+            holder, epoch = self._holders.get(shard, (None, 0))
             if row.claim_id in (None, row.old_claim_id):
-                if row.old_runner_id not in (None, held_by):
-                    world.seen["written by other than the holder"] += 1
-            elif held_by != row.runner_id:
-                lent = world.figures.partial and world.accounts.workflows.get(row.run_id) == "rare"
-                if lent:
-                    world.seen["lent"] += 1
-                elif row.old_runner_id == row.runner_id:
-                    world.seen["own orphan re-claimed"] += 1
-                else:
-                    violations.append(
-                        f"run {row.run_id} was claimed (line {row.id}) by runner {row.runner_id}, "
-                        f"its shard was held by {held_by}"
-                    )
-    return violations
+                self._written(row, holder)
+            else:
+                self._claimed(row, holder, epoch)
+
+    def _written(self, row: AuditRow, holder: int | None) -> None:
+        """Under the claim that was there."""
+        if row.old_runner_id in (None, holder) or row.old_claim_id in self._found_again:
+            return
+        lent = row.old_claim_id in self._lent
+        self._world.seen["lent run written" if lent else "pinned"] += 1
+
+    def _claimed(self, row: AuditRow, holder: int | None, epoch: int) -> None:
+        what = f"run {row.run_id} was claimed (line {row.id})"
+        if row.epoch != epoch:
+            self.violations.append(f"{what} under epoch {row.epoch}, its shard's was {epoch}")
+        before = row.old_runner_id
+        robbed = before not in (None, row.runner_id) and before not in self._dead
+        if row.old_claim_id in self._lent and robbed:
+            self.violations.append(
+                f"{what} by runner {row.runner_id}, and was lent to runner {before}, which lives"
+            )
+        if holder == row.runner_id:
+            return
+        known = self._world.accounts.workflows.get(row.run_id or "")
+        if self._world.figures.partial and known == "rare":
+            self._world.seen["lent"] += 1
+            self._lent.add(row.claim_id)
+        elif before == row.runner_id:
+            self._world.seen["own orphan re-claimed"] += 1
+            self._found_again.add(row.claim_id)
+        else:
+            self.violations.append(
+                f"{what} by runner {row.runner_id}, its shard was held by {holder}"
+            )
 
 
 def check_timelines(world: World, rows: Sequence[AuditRow]) -> list[str]:
@@ -103,23 +143,23 @@ def check_timelines(world: World, rows: Sequence[AuditRow]) -> list[str]:
 # ---- executions ---------------------------------------------------------------------------------
 
 
-def check_executions(world: World, rows: Sequence[AuditRow]) -> list[str]:
-    """A step's function runs once, but for its retries and for what a fault explains."""
-    cancelled = {row.run_id for row in rows if row.table == "messages" and row.kind == "cancel"}
-    cancelled |= _deleted(rows)  # the same id started again is another run
+def check_executions(world: World, rows: Sequence[AuditRow], excuses: Excuses) -> list[str]:
+    """A step's function runs once, but for its retries and for what a lost process, a lost runner or lost commits
+    explain; after a cancel it may be cut short and begun anew."""
     recorded: dict[tuple[str, str], int] = defaultdict(int)
     for row in rows:
         if row.table == "steps" and row.op == "I" and row.kind in ("step", "attempt"):
             recorded[row.run_id or "", row.step_key or ""] += 1
-    places: dict[tuple[str, str], list[Execution]] = defaultdict(list)
-    for execution in world.executions:
-        places[execution.run, execution.key].append(execution)
-    violations = []
-    explaining = [*world.faults, *_lost_commits(world)]
-    for (run_id, key), mine in places.items():
+    executed = {(execution.run, execution.key) for execution in world.executions}
+    violations = [
+        f"run {run_id}: {key} has {count} entries and was never executed"
+        for (run_id, key), count in recorded.items()
+        if (run_id, key) not in executed
+    ]
+    for (run_id, key, _), mine in _places(world.executions, rows).items():
         lives = _lives(mine)
-        unexplained = len(lives) - 1 - _most_explained(lives[:-1], explaining)
-        if unexplained > 0 and run_id not in cancelled:
+        unexplained = len(lives) - 1 - excuses.most_explained(lives[:-1])
+        if unexplained > 0:
             told = "; ".join(
                 f"process {e.process} attempt {e.attempt} {e.started - 1000:.3f} to "
                 f"{'—' if e.ended is None else f'{e.ended - 1000:.3f}'} {e.how}"
@@ -128,10 +168,26 @@ def check_executions(world: World, rows: Sequence[AuditRow]) -> list[str]:
             violations.append(
                 f"run {run_id}: {key} was executed by {len(lives)} lives, {unexplained} too many: {told}"
             )
-    for (run_id, key), count in recorded.items():
-        if not places.get((run_id, key)):
-            violations.append(f"run {run_id}: {key} has {count} entries and was never executed")
     return violations
+
+
+def _places(
+    executions: Sequence[Execution], rows: Sequence[AuditRow]
+) -> dict[tuple[str, str, int], list[Execution]]:
+    """Executions by run, step and how often the run's id had been started by then; those before its cancel."""
+    births: dict[str | None, list[float]] = defaultdict(list)
+    cancels: dict[tuple[str | None, int], float] = {}
+    for row in rows:
+        if row.table == "runs" and row.op == "I":
+            births[row.run_id].append(row.at)
+        elif row.table == "messages" and row.op == "I" and row.kind == "cancel":
+            cancels.setdefault((row.run_id, len(births[row.run_id])), row.at)
+    places: dict[tuple[str, str, int], list[Execution]] = defaultdict(list)
+    for execution in executions:
+        life = max(1, bisect_right(births[execution.run], execution.started))
+        if execution.started < cancels.get((execution.run, life), float("inf")):
+            places[execution.run, execution.key, life].append(execution)
+    return places
 
 
 def _deleted(rows: Sequence[AuditRow]) -> set[str | None]:
@@ -148,73 +204,57 @@ def _lives(executions: Sequence[Execution]) -> list[list[Execution]]:
     return lives
 
 
-def _lost_commits(world: World) -> Iterator[Fault]:
-    from .world import Fault
-
-    for each in world.server.lost:
-        yield Fault("commits lost", each.copied_at, each.restored_at)
-
-
-def _explains(fault: Fault, life: Sequence[Execution]) -> bool:
-    if fault.process is not None and all(fault.process != each.process for each in life):
-        return False
-    last = life[-1]
-    over = last.started if last.ended is None else last.ended
-    lasted = fault.until + WINDOW
-    return life[0].started <= lasted and (last.ended is None or over >= fault.at - WINDOW)
-
-
-def _most_explained(lives: Sequence[Sequence[Execution]], faults: Sequence[Fault]) -> int:
-    """How many lives can be explained when no fault is used twice for one step (a maximum matching)."""
-    taken: dict[int, int] = {}
-
-    def place(index: int, tried: set[int]) -> bool:
-        for number, fault in enumerate(faults):
-            if number in tried or not _explains(fault, lives[index]):
-                continue
-            tried.add(number)
-            if number not in taken or place(taken[number], tried):
-                taken[number] = index
-                return True
-        return False
-
-    return sum(place(index, set()) for index in range(len(lives)))
-
-
 # ---- leases -------------------------------------------------------------------------------------
 
 
 def check_deaths(world: World, rows: Sequence[AuditRow]) -> list[str]:
-    """Nobody is declared dead by others unless something was done to it, or to all."""
-    process_of: dict[int, int] = {}
+    """Nobody is declared dead by others unless something was done to it, or to all, and not long ago."""
+    processes = runners_of(rows)
     violations = []
-    patience = 3 * world.figures.lease
     for row in rows:
-        if row.table != "runners" or row.runner_id is None:
+        if row.table != "runners" or row.op != "U" or not row.dead or row.old_dead:
             continue
-        if row.op == "I":
-            process_of[row.runner_id] = row.backend or 0
-        if row.op != "U" or not row.dead or row.old_dead:
+        if row.runner_id not in world.registered:
             continue
-        process = process_of.get(row.runner_id)
+        process, registered = processes.get(row.runner_id, (None, 0.0))
         if process == row.backend:
             continue
         world.seen["declared dead"] += 1
-        reasons = [
-            fault
-            for fault in world.faults
-            if fault.kind != "block"
-            and fault.process in (None, process)
-            and fault.at <= row.at <= fault.until + (patience if fault.until > fault.at else 1e9)
-        ]
-        # A clock that was set and a renewal that failed explain it only together.
-        unlucky = world.figures.noise > 0 and world.seen["database clock jumped"] > 0
-        if not reasons and not unlucky and not world.server.lost:
+        if not any(first <= row.at <= last for first, last in _reasons(world, process, registered)):
             violations.append(
                 f"runner {row.runner_id} of process {process} was declared dead by process {row.backend} "
                 f"at {row.at - 1000:.3f} for no reason"
             )
     return violations
+
+
+OVER = frozenset({"crash", "gave up", "grace over", "stop", "void"})
+"""After these a runner is no more, whenever the others notice."""
+SILENT = frozenset({"pause", "cut", "outage"})
+"""Meanwhile a runner cannot renew. Not among them: a main loop that is blocked, since the keeper has its own."""
+
+
+def _reasons(world: World, process: int | None, registered: float) -> Iterator[tuple[float, float]]:
+    """From when to when a runner of that process, registered then, may be declared dead."""
+    lease = world.figures.lease
+    renewal = lease / 4
+    silence = PERIODS * renewal + renewal  # and a look
+    for fault in world.faults:
+        if fault.process not in (None, process):
+            continue
+        if fault.kind in OVER and registered <= fault.at:
+            yield fault.at, float("inf")
+        elif fault.kind in SILENT and registered <= fault.until:
+            # It renews as soon as it can; a call that was on its way may last a renewal, and so may the next.
+            yield fault.at, fault.until + 2 * renewal + silence
+    for lost in world.server.lost:
+        # Its last renewals may be among what was lost, and it may go before it can say so.
+        yield lost.copied_at, lost.restored_at + lease + silence
+    if world.figures.noise > 0:
+        for at, by in world.jumps:
+            # All leases are over by that clock until they are renewed, which may fail.
+            if by > 0:
+                yield at, at + lease + silence
 
 
 # ---- mail and cancels ---------------------------------------------------------------------------
@@ -305,7 +345,7 @@ def _fits(op: list[Any], text: str) -> bool:
 # ---- what people were told ----------------------------------------------------------------------
 
 
-def check_told(world: World, rows: Sequence[AuditRow]) -> list[str]:
+def check_told(world: World, rows: Sequence[AuditRow], excuses: Excuses) -> list[str]:
     """What a client was told is so in the end, unless commits were lost since."""
     statuses: dict[str, str] = {}
     messages: set[tuple[str, str]] = set()
@@ -316,9 +356,7 @@ def check_told(world: World, rows: Sequence[AuditRow]) -> list[str]:
             messages.add((row.run_id, row.message_id))
     violations, deleted = [], _deleted(rows)
     for told in world.accounts.told:
-        if told.run_id in deleted or any(
-            told.at - WINDOW <= each.restored_at for each in world.server.lost
-        ):
+        if told.run_id in deleted or excuses.lost(told.at):
             continue
         status = statuses.get(told.run_id)
         if status is None:
@@ -334,15 +372,4 @@ def check_told(world: World, rows: Sequence[AuditRow]) -> list[str]:
 
 def check_end(world: World) -> list[str]:
     """Everything has come to its end, and every shard has a living holder."""
-    violations = [f"stuck: {each}" for each in world.unsettled()]
-    held = world.server.query(
-        "select s.shard_id, s.runner_id, r.dead from perdure_shards s "
-        "left join perdure_runners r on r.runner_id = s.runner_id order by s.shard_id"
-    )
-    if violations:
-        violations += [
-            f"shard {shard} is held by {holder} (dead: {dead})"
-            for shard, holder, dead in held
-            if holder is None or dead is None or dead
-        ]
-    return violations
+    return [*(f"stuck: {each}" for each in world.unsettled()), *world.unheld()]

@@ -142,8 +142,8 @@ class Server:
         )
         self.inline = InlineWorker(self.connection, self.clock, "the simulated database")
 
-    def perform(self, call: Call[Any]) -> None:
-        """One transaction, now."""
+    def perform(self, call: Call[Any]) -> bool:
+        """One transaction, now. Whether it committed."""
         self.writer = call.writer
         self.transactions += 1
         doing = (self.inline.write if call.writes else self.inline.read)(call.work)
@@ -151,10 +151,11 @@ class Server:
             doing.send(None)
         except StopIteration as done:
             call.value = done.value
+            return True
         except Exception as error:
             call.error = error
-        else:
-            raise AssertionError("a transaction on a database in memory waited for something")
+            return False
+        raise AssertionError("a transaction on a database in memory waited for something")
 
     def copy(self) -> None:
         """A replica that stops following now."""
@@ -210,6 +211,8 @@ class Call(Generic[T]):
     writer: int
     value: Any = None
     error: Exception | None = None
+    ghost: bool = False
+    """Its sender was told that the connection is lost."""
     state: str = "sent"
     """sent, ended (its transaction is over, or will never be)."""
 
@@ -302,6 +305,7 @@ class Connections(Worker):
             self._later(out + back, self._fail, call, answer, unknown)
         else:
             # Told that the connection is lost, while the server still works on it.
+            call.ghost = True
             self._ghosts.append(call)
             self._later(out, self._fail, call, answer, unknown, True)
             self._later(out + self._chance.uniform(0, self._deadline), self._perform, call)
@@ -309,6 +313,7 @@ class Connections(Worker):
     def _latency(self) -> float:
         chance = self._chance
         if chance.random() < self.faults.slow:
+            self._server.calls["slow"] += 1
             return chance.uniform(0.05, self._deadline / 3)
         return chance.uniform(0.0003, self._slowest)
 
@@ -333,7 +338,8 @@ class Connections(Worker):
     def _perform(self, call: Call[Any]) -> None:
         if call.state == "sent":
             call.state = "ended"
-            self._server.perform(call)
+            if self._server.perform(call) and call.ghost:
+                self._server.calls["ghost committed"] += 1
 
     def _answer(self, call: Call[Any], answer: Any) -> None:
         if (self.faults.cut or self._server.down) and call.writes:
@@ -358,7 +364,6 @@ class Connections(Worker):
             elif ghost.state == "sent":
                 if self._chance.random() < 0.5:
                     self._perform(ghost)
-                    self._server.calls[f"ghost of {ghost.name} committed"] += 1
                 ghost.state = "ended"
 
 
@@ -376,6 +381,8 @@ class SimulatedRunStore(SqliteRunStore):
                 self._database.seen["suspect claimed"] += 1
             if run.next_seq > 1:
                 self._database.seen["replayed"] += 1
+        if claims.strays:
+            self._database.seen["strays marked"] += 1
         if claims.runs:
             self._database.claimed(claims)
         return claims

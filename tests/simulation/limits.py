@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from random import Random
 
 from perdure.runtime import results, retention
-from perdure.runtime.engine import activation, borrowing, claiming, group, mail
+from perdure.runtime.engine import activation, borrowing, claiming, committer, group, mail
 
 SMALL = (
     (activation, "PART_BYTES", 500),
@@ -16,6 +16,8 @@ SMALL = (
     (claiming, "MOST_PER_CLAIM", 2),
     (claiming, "PER_SHARD", 1),
     (claiming, "UPCOMING_LIMIT", 2),
+    (committer, "GOING_ON", 1.0),
+    (committer, "IN_STEP", 2),
     (group, "BATCH_BYTES", 900),
     (group, "BATCH_ITEMS", 2),
     (retention, "BATCH", 1),

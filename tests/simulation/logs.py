@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -53,9 +54,30 @@ class Logs:
         raise structlog.DropEvent
 
 
+LAZY = type(structlog.get_logger())
+
+
+@contextmanager
+def _uncached() -> Iterator[None]:
+    """A logger that was first used while a configuration that caches was in force keeps it for ever; here none does."""
+    cached = {
+        id(each): each
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] == "perdure"
+        for each in vars(module).values()
+        if isinstance(each, LAZY) and "bind" in vars(each)
+    }
+    kept = [(each, vars(each).pop("bind")) for each in cached.values()]
+    try:
+        yield
+    finally:
+        for each, bind in kept:
+            each.bind = bind
+
+
 @contextmanager
 def silent_logs() -> Iterator[Logs]:
-    """Nothing is printed meanwhile."""
+    """Nothing is printed meanwhile, and every line of the product is heard."""
     logs, kept = Logs(), structlog.get_config()
     quiet = logging.getLogger("perdure")
     level = quiet.level
@@ -67,7 +89,8 @@ def silent_logs() -> Iterator[Logs]:
         cache_logger_on_first_use=False,
     )
     try:
-        yield logs
+        with _uncached():
+            yield logs
     finally:
         quiet.setLevel(level)
         structlog.configure(**kept)

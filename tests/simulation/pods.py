@@ -19,6 +19,7 @@ class LaneKeeper(Keeper):
 
     def __init__(self, lane: Lane, *args: Any, **named: Any) -> None:
         super().__init__(*args, **{**named, "main_loop": None})
+        self._lane, self._runner_id = lane, args[1].runner_id
         self._main_context = contextvars.copy_context()
         self._own_context = contextvars.copy_context()
         self._own_context.run(LANE.set, lane)
@@ -33,6 +34,7 @@ class LaneKeeper(Keeper):
             self._live(booted), name="keeper", context=self._own_context
         )
         await booted
+        self._lane.owner.world.registered.add(self._runner_id)
 
     async def _live(self, booted: asyncio.Future[None]) -> None:
         try:

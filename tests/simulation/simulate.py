@@ -14,6 +14,7 @@ from .guard import Touched, guarded, quiet_endings
 from .limits import small_limits
 from .logs import silent_logs
 from .plants import PLANTS
+from .witness import watching
 from .world import World
 
 COLLECT_EVERY = 25
@@ -37,6 +38,14 @@ class Outcome:
         planted = f" --plant {plant}" if plant else ""
         return f"python -m tests.simulation {self.seed}{planted}"
 
+    def finding(self, plant: str) -> str | None:
+        """The violation by which that planted mistake must be found, and was."""
+        mistake = PLANTS[plant]
+        if mistake.needs is not None and not self.seen[mistake.needs]:
+            return None
+        found = (each for each in self.violations if any(word in each for word in mistake.finds))
+        return next(found, None)
+
 
 def simulate(seed: int, *, plant: str | None = None, tell: bool = False) -> Outcome:
     """The same seed gives the same outcome, on every machine and in every process."""
@@ -45,7 +54,8 @@ def simulate(seed: int, *, plant: str | None = None, tell: bool = False) -> Outc
     with quiet_endings(), silent_logs() as logs:
         world = World(seed, tell=tell)
         limits = small_limits(world.random("limits"))
-        with planted, limits, guarded(world.processor_time) as guard, logs.of(world):
+        watch = watching(world.seen)
+        with planted, limits, watch, guarded(world.processor_time) as guard, logs.of(world):
             try:
                 world.run()
             except (RuntimeError, Touched) as error:

@@ -1,7 +1,7 @@
 """The real runtime on a virtual clock under faults from a seed: many seeds, and the mistakes they must find.
 
 A failing seed is repeated exactly by the command that its failure prints; without ``--quiet`` it tells the whole story.
-``SIMULATED_SEEDS`` sets how many seeds are tried instead of 200.
+``SIMULATED_SEEDS`` sets how many seeds are tried instead of 200, ``SIMULATED_PROCESSES`` in how many processes.
 """
 
 from __future__ import annotations
@@ -12,73 +12,90 @@ import math
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
+from perdure.sharding import ownership
 from perdure.storage.clock import SystemClock
 
 from .guard import GUARD, guarded
 from .loop import LANE, Lane, VirtualLoop
 from .plants import PLANTS
-from .simulate import bury, simulate
+from .simulate import Outcome, bury, simulate
 
 pytestmark = pytest.mark.req("CL4", "CL9", "CL11", "SL3", "WF5")
 
 ROOT = Path(__file__).parents[2]
 SEEDS = int(os.environ.get("SIMULATED_SEEDS", "200"))
 MANY = max(SEEDS, 1_000)
-PROCESSES = 2
+PROCESSES = int(os.environ.get("SIMULATED_PROCESSES", "2"))
 
 REACHED = {
-    # What must have happened, so often in a thousand seeds; else they prove nothing about it.
-    "crash": 500,
-    "pause": 150,
-    "block": 60,
-    "cut": 150,
-    "outage": 60,
-    "drained": 100,
-    "drain deadline": 5,
-    "commits lost": 150,
-    "database clock jumped": 60,
+    # What must have happened, so often in a thousand seeds; else they prove nothing about it. About half of what does.
+    "crash": 650,
+    "pause": 190,
+    "block": 100,
+    "cut": 200,
+    "outage": 90,
+    "drained": 220,
+    "grace over": 7,
+    "commits lost": 140,
+    "database clock jumped": 90,
     "pod clock jumped": 30,
-    "declared dead": 600,
+    "declared dead": 750,
     "twins": 30,
-    "void": 30,
-    "orphan re-claimed": 500,
-    "own orphan re-claimed": 3,
-    "suspect claimed": 500,
-    "lent": 100,
-    "written by other than the holder": 500,
-    "displaced": 10,
-    "birth asked": 500,
+    "void": 160,
+    "gave up": 700,
+    "orphan re-claimed": 1_200,
+    "own orphan re-claimed": 4,
+    "suspect claimed": 1_300,
+    "strays marked": 120,
+    "lent": 130,
+    "lent run written": 380,
+    "pinned": 650,
+    "warm wake": 1_000,
+    "warm and replayed all the same": 35,
+    "journal goes on": 2_800,
+    "displaced": 6,
+    "birth asked": 600,
     "fenced": 60,
-    "reload": 10,
-    "park-refused": 100,
-    "settled again": 300,
-    "settled committed": 200,
-    "settled parked": 20,
-    "settled fenced": 3,
-    "call ghost": 500,
-    "call conflict": 500,
-    "replayed": 1_500,
-    "hint lost": 5_000,
-    "hint late": 2_000,
-    "hint doubled": 2_000,
-    "mail found by a scan": 100,
-    "write refused": 50,
-    "batch halved": 5,
-    "crash-looped": 30,
-    "suspended": 200,
-    "resumed": 200,
-    "retried": 50,
-    "client told UnknownOutcome": 10,
-    "client told RunEnded": 100,
-    "client told MailboxFull": 100,
+    "dead at commit": 3,
+    "reload": 20,
+    "park-refused": 200,
+    "settled again": 400,
+    "settled committed": 300,
+    "settled parked": 60,
+    "settled fenced": 4,
+    "call ghost": 1_100,
+    "call ghost committed": 900,
+    "call lost-before": 1_100,
+    "call lost-after": 1_200,
+    "call conflict": 1_100,
+    "call unavailable": 7_000,
+    "call slow": 9_000,
+    "replayed": 3_500,
+    "hint lost": 17_000,
+    "hint late": 8_000,
+    "hint doubled": 9_000,
+    "mail found by a scan": 200,
+    "write refused": 450,
+    "batch halved": 70,
+    "answered in halves": 60,
+    "crash-looped": 55,
+    "suspended": 450,
+    "resumed": 400,
+    "retried": 230,
+    "client told UnknownOutcome": 35,
+    "client told RunEnded": 650,
+    "client told MailboxFull": 450,
 }
 
 
@@ -117,13 +134,17 @@ def _try(count: int) -> None:
     assert not failures, "\n".join(
         f"{failure['command']}\n    " + "\n    ".join(failure["violations"]) for failure in failures
     )
-    scale = count / 1_000
-    missed = {
-        name: (seen[name], floor)
-        for name, floor in REACHED.items()
-        if seen[name] < math.floor(floor * scale * (0.5 if count < 1_000 else 1.0))
-    }
-    assert not missed, f"(seen, wanted in a thousand seeds) of {count} seeds: {missed}"
+    wanted = _wanted(count)
+    missed = {name: (seen[name], floor) for name, floor in wanted.items() if seen[name] < floor}
+    assert not missed, f"(seen, wanted) of {count} seeds: {missed}"
+
+
+def _wanted(count: int) -> dict[str, int]:
+    """How often each must have happened in so many seeds. Of few seeds half the share is asked; what then comes to less
+    than one is left to those who try more."""
+    share = count / 1_000 * (0.5 if count < 1_000 else 1.0)
+    floors = {name: math.floor(floor * share) for name, floor in REACHED.items()}
+    return {name: floor for name, floor in floors.items() if floor}
 
 
 # ---- seeds --------------------------------------------------------------------------------------
@@ -135,9 +156,15 @@ def test_seeds() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3_600)
+@pytest.mark.timeout(MANY)
 def test_many_seeds() -> None:
     _try(MANY)
+
+
+def test_a_thousand_seeds_are_asked_for_everything() -> None:
+    assert _wanted(1_000) == REACHED
+    assert all(floor > 0 for floor in _wanted(200).values())
+    assert len(_wanted(200)) >= 0.9 * len(REACHED)
 
 
 # ---- mistakes -----------------------------------------------------------------------------------
@@ -150,7 +177,8 @@ def _find(plant: str) -> None:
     """The first of a thousand seeds that finds it."""
     process = _run(0, MANY, plant=plant)
     [report] = _reports([process])
-    assert report["failures"], f"{PLANTS[plant].what}: not found by {report['tried']} seeds"
+    how = f"by {PLANTS[plant].finds}, {report['astray']} seeds broke otherwise"
+    assert report["failures"], f"{PLANTS[plant].what}: not found by {report['tried']} seeds ({how})"
     print(f"{plant}: found by seed {report['tried'] - 1}: {report['failures'][0]['violations'][0]}")
 
 
@@ -159,6 +187,22 @@ def test_a_mistake_can_still_be_planted(plant: str) -> None:
     """What it replaces is where it was; if not, plant it anew."""
     with PLANTS[plant].planted():
         pass
+
+
+def test_a_mistake_is_found_by_its_own_words_only() -> None:
+    """One that breaks the simulation, or that the product itself complains of, is not found by that."""
+    broken = [
+        "the simulation broke off: something turns for ever",
+        "the product logged 'engine.failed': {}",
+    ]
+    outcome = Outcome(1, broken, Counter({"commits lost": 1}), "", (), 1.0)
+    assert [plant for plant in PLANTS if outcome.finding(plant)] == []
+
+
+def test_a_mistake_may_need_a_fault_to_be_found() -> None:
+    words = PLANTS["epoch-down"].finds[0]
+    assert Outcome(1, [words], Counter({"commits lost": 1}), "", (), 1.0).finding("epoch-down")
+    assert not Outcome(1, [words], Counter(), "", (), 1.0).finding("epoch-down")
 
 
 @pytest.mark.timeout(300)
@@ -178,9 +222,11 @@ def test_a_planted_mistake_is_found(plant: str) -> None:
 
 
 def test_a_seed_has_one_history() -> None:
-    """In this process and in others that order their sets otherwise."""
+    """In this process, whatever it has done before or does meanwhile, and in others that order their sets otherwise."""
     seed = 20
-    digests = {simulate(seed).digest, simulate(seed).digest}
+    digests = {simulate(seed).digest}
+    with _much_else():
+        digests.add(simulate(seed).digest)
     bury()
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
@@ -191,6 +237,34 @@ def test_a_seed_has_one_history() -> None:
         )
         digests.add(told.stdout.split()[-1])
     assert len(digests) == 1
+
+
+@contextmanager
+def _much_else() -> Iterator[None]:
+    """A logger was first used while logs were cached, and another thread looks at the clocks."""
+    kept, over = structlog.get_config(), threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.002):
+            SystemClock().now()
+            time.perf_counter()
+
+    structlog.configure(
+        processors=[lambda *_: "a line"],
+        logger_factory=structlog.ReturnLoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+    ownership.log.info("before")
+    assert "bind" in vars(ownership.log)
+    structlog.configure(**kept)
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        del ownership.log.bind
 
 
 def test_real_time_is_out_of_reach_of_the_product() -> None:

@@ -74,9 +74,9 @@ def _begin(known: int) -> Execution:
     return execution
 
 
-def _end(execution: Execution, how: str) -> None:
+def _end(execution: Execution, how: str, later: float = 0.0) -> None:
     if not LANE.get().dead:
-        execution.ended, execution.how = _pod().world.loop.now, how
+        execution.ended, execution.how = _pod().world.loop.now + later, how
 
 
 def answer_to(run_id: str, token: str) -> str:
@@ -112,7 +112,7 @@ async def stubborn(token: str, failures: int, known: int) -> str:
 def blocking(token: str, seconds: float, known: int) -> str:
     execution = _begin(known)
     BLOCKED_FOR.set(seconds)
-    _end(execution, "returned")
+    _end(execution, "returned", seconds)
     return answer_to(current_step().run_id, token)
 
 

@@ -25,6 +25,8 @@ from .workload import WORKFLOWS, Execution
 
 PATIENCE = 150.0
 """Virtual seconds after the last fault in which everything has to come to its end."""
+SETTLING = 4.0
+"""Leases within which every shard has a living holder when everything else has come to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something done to a process (None: to all), from ``at`` until ``until``, that may cost executions and leases."""
+    """Something done to a process (None: to all), from ``at`` until ``until``. What it excuses: see the checkers."""
 
     kind: str
     at: float
@@ -169,9 +171,9 @@ class Pod:
             await runner.closed()
         except Exception as error:
             self.world.say(f"{self.name} ends: {error!r}")
-            self.world.seen["process gave up"] += 1
+            self.world.fault("gave up", self.number)
             await runner.stop()
-            self._gone("gave up")
+            self._gone("stop")
             self.world.later(self.chance.uniform(0.5, 2.0), self.boot)
 
     def start_inside(self, run_id: str, workflow: str, plan: dict[str, Any]) -> None:
@@ -241,13 +243,12 @@ class Pod:
     async def _stop(self, runner: Runner) -> None:
         world = self.world
         world.seen["drained"] += 1
-        began = world.loop.now
-        await runner.drain()
-        late = world.loop.now - began >= world.grace
+        if not await runner.drain():
+            world.fault("grace over", self.number)
+        elif runner.session.failure is not None:  # it has found another one of its name
+            world.fault("gave up", self.number)
         await runner.stop()
-        if late:
-            world.seen["drain deadline"] += 1
-        self._gone("grace over" if late else "stop")
+        self._gone("stop")
         world.later(self.chance.uniform(0.1, 2.0), self.boot)
 
 
@@ -264,11 +265,16 @@ class World:
         self.deadline = 2.0
         self._processor_time = 0.0
         self.grace = 3.0
+        self.park_after = 1.5
+        self.registered: set[int] = set()
+        """Runners that heard that they are registered. Others are nobody, and may be declared dead at any time."""
         self.server = Server(self.loop)
         self.hints = HintNet(self.loop, self.random("hints"), self.seen)
         self.executions: list[Execution] = []
         self.kills: Counter[str] = Counter()
         self.faults: list[Fault] = []
+        self.jumps: list[tuple[float, float]] = []
+        """When the database's clock was set, and by how much."""
         self.accounts = Accounts(self)
         self.processes: dict[int, Pod | None] = {0: None}
         self._context = contextvars.Context()
@@ -336,7 +342,7 @@ class World:
             recording=figures.recording,
             mailbox_limit=figures.mailbox,
             finished_ttl=figures.kept,
-            park_after=1.5,
+            park_after=self.park_after,
             scan=3.0,
             replica_id=replica,
         )
@@ -379,8 +385,13 @@ class World:
         while self.loop.now < ends:
             await asyncio.sleep(0.5)
             if operator.idle and not self.unsettled():
-                return
+                break
             operator.release_holds()
+        # Leases that were written before a clock was set back are longer by as much.
+        set_back = sum(-by for _, by in self.jumps if by < 0)
+        ends = self.loop.now + SETTLING * self.figures.lease + set_back
+        while self.loop.now < ends and self.unheld():  # noqa: ASYNC110 - of what nobody announces
+            await asyncio.sleep(0.5)
 
     def _networks(self) -> list[Faults]:
         return [pod.faults for pod in self.pods] + [each.faults for each in self.visitors]
@@ -436,6 +447,20 @@ class World:
             )
         return found
 
+    def unheld(self) -> list[str]:
+        """Shards that no living process holds."""
+        living = {
+            pod.runner._session.runner_id: pod.name
+            for pod in self.pods
+            if pod.lives and pod.runner is not None and pod.runner._session is not None
+        }
+        rows = self.server.query("select shard_id, runner_id from perdure_shards order by shard_id")
+        return [
+            f"shard {shard} is held by {holder}, of no living process"
+            for shard, holder in rows
+            if holder not in living
+        ]
+
     def processor_time(self) -> float:
         """Each look at it has cost a little."""
         self._processor_time += 0.0003
@@ -478,9 +503,7 @@ class Disturbance:
         elif lot < 0.78:
             self._outage(chance.uniform(0.1, 1.5 * lease))
         elif lot < 0.84:
-            world.say("the database's clock jumps")
-            world.seen["database clock jumped"] += 1
-            world.server.clock.offset += chance.choice((-30.0, -3.0, 3.0, 30.0))
+            self._jump(chance.choice((-30.0, -3.0, 3.0, 30.0)))
         elif lot < 0.86:
             world.twin(pod)
         elif lot < 0.89:
@@ -488,6 +511,13 @@ class Disturbance:
             pod.clock.offset += chance.choice((-60.0, -2.0, 2.0, 60.0))
         else:
             self._fall_over(chance.uniform(0.01, 3.0))
+
+    def _jump(self, seconds: float) -> None:
+        world = self._world
+        world.say(f"the database's clock jumps by {seconds} s")
+        world.seen["database clock jumped"] += 1
+        world.jumps.append((world.loop.now, seconds))
+        world.server.clock.offset += seconds
 
     def _outage(self, seconds: float) -> None:
         world = self._world
@@ -500,11 +530,14 @@ class Disturbance:
         self._world.server.down = False
 
     def _fall_over(self, lag: float) -> None:
-        """A replica stops following now; in ``lag`` seconds it is the primary, and what came between is lost."""
-        world = self._world
+        """A replica stops following now; in ``lag`` seconds it is the primary, and what came between is lost. Often
+        shards change hands in between."""
+        world, chance = self._world, self._chance
         world.say(f"a replica stops following, to become the primary in {lag:.2f} s")
         world.server.copy()
         world.later(lag, self._promote)
+        if chance.random() < 0.5:
+            world.later(chance.uniform(0.0, lag), chance.choice(world.pods).drain)
 
     def _promote(self) -> None:
         world = self._world
