@@ -14,7 +14,8 @@ help:
 	@echo 'make test                 lint and the default tier (PYTEST_ARGS="-k name" narrows it)'
 	@echo 'make test-all             lint and both tiers'
 	@echo 'make bench                speed, as JSON lines'
-	@echo 'make soak [MINUTES=30]    10,000 simulated worlds, and pods under load, one killed each minute (or HOURS=n)'
+	@echo 'make soak [MINUTES=30]    10,000 simulated worlds, a snapshot of 10 minutes under load, and pods under load, one'
+	@echo '                          killed each minute (or HOURS=n)'
 	@echo 'make requirements         released requirement rows without a test'
 	@echo 'make lint | format        check | rewrite the style; lint also checks types and floors'
 	@echo 'make clean                remove the virtual environment and caches'
@@ -38,6 +39,7 @@ pytest-all: setup
 
 soak: setup
 	@SIMULATED_SEEDS=10000 $(PY) -m pytest -m "slow or not slow" tests/simulation/test_simulation.py -k many_seeds $(PYTEST_ARGS)
+	@SNAPSHOT_MINUTES=10 $(PY) -m pytest -m "slow or not slow" tests/integration/test_claim_costs.py -k snapshot_of_some $(PYTEST_ARGS)
 	@$(PY) -m benchmarks.soak
 
 bench: setup

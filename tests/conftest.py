@@ -2,13 +2,17 @@
 
 Skips. A test may skip only for something this machine lacks, and says what. With ``CI`` set to
 ``true``, a skip whose reason names a database engine that the suite has to cover becomes a failure:
-a green run must never mean that nobody looked. A test that makes no sense on an engine, whatever the
-machine, begins its reason with ``not applicable:`` and stays a skip.
+a green run must never mean that nobody looked. So does one for a program that is not installed, where
+apt could have installed it (``.ci/setup`` does), and one for want of history in a clone. A test that
+makes no sense on an engine, whatever the machine, begins its reason with ``not applicable:`` and stays
+a skip.
 """
 
 import os
 import re
+import shutil
 from collections.abc import Generator
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -18,6 +22,8 @@ from tests.requirements_report import RequirementError, load, unknown_ids
 pytest_plugins = ("tests.harness.fixtures",)
 
 REQUIRED_CAPABILITIES = re.compile(r"postgres|\bpg_ctl\b|\binitdb\b|sqlite", re.IGNORECASE)
+INSTALLABLE = re.compile(r"\b(pgbouncer|faketime|libfaketime|ip|iptables)\b.* not installed")
+HISTORY = re.compile(r"needs the repository's history")
 NOT_APPLICABLE = "not applicable:"
 TIERS = ("default", "slow")
 
@@ -59,17 +65,29 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 
 def _fail_if_hiding(report: Report) -> Report:
-    """Turn the skip of a required engine into a failure where ``CI=true``."""
+    """Turn the skip of what this machine has to have into a failure where ``CI=true``."""
     if os.environ.get("CI", "").lower() != "true":
         return report
     reason = _skip_reason(report)
-    if reason and not reason.startswith(NOT_APPLICABLE) and REQUIRED_CAPABILITIES.search(reason):
-        report.outcome = "failed"
-        report.longrepr = (
-            f"A required engine was not tested: skipped with {reason!r}.\n"
-            "Make the engine available (make setup), or begin the reason with "
-            f"{NOT_APPLICABLE!r} if the test has no meaning there."
+    if not reason or reason.startswith(NOT_APPLICABLE):
+        return report
+    if REQUIRED_CAPABILITIES.search(reason):
+        remedy = (
+            "A required engine was not tested: skipped with {reason!r}.\n"
+            "Make the engine available (make setup), or begin the reason with {na!r} if the test has no meaning there."
         )
+    elif INSTALLABLE.search(reason) and os.geteuid() == 0 and shutil.which("apt-get"):
+        remedy = (
+            "Not tested: skipped with {reason!r}, and apt could have installed it (make setup)."
+        )
+    elif HISTORY.search(reason) and (Path(__file__).parents[1] / ".git").exists():
+        remedy = (
+            "Not tested: skipped with {reason!r}. Fetch the whole history (git fetch --unshallow)."
+        )
+    else:
+        return report
+    report.outcome = "failed"
+    report.longrepr = remedy.format(reason=reason, na=NOT_APPLICABLE)
     return report
 
 

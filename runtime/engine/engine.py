@@ -423,7 +423,8 @@ class Engine:
         run = activation.run
         error = WorkflowCrashLooped(run.run_id, run.reclaim_count)
         log.error("run.crash-looped", run_id=run.run_id, workflow=run.workflow, error=str(error))
-        activation.hold(Reason.CRASH_LOOP, RunEvent("run-crashlooped", self._now(), str(error)))
+        said = f"{type(error).__name__}: {error}"
+        activation.hold(Reason.CRASH_LOOP, RunEvent("run-crashlooped", self._now(), said))
 
     # -- departures
     def _displace(self, run: ClaimedRun) -> None:

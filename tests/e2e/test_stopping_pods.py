@@ -91,6 +91,7 @@ def owned(cli: Commands) -> int:
     return int(found["shard_count"]) - int(found["shards_unowned"])
 
 
+@pytest.mark.alone
 @pytest.mark.req("CL5")
 @pytest.mark.parametrize("name", [pytest.param("thread", marks=pytest.mark.slow), "loop"])
 async def test_the_grace_is_kept_whatever_the_step_does(pods, cli, tmp_path, name):
@@ -102,7 +103,7 @@ async def test_the_grace_is_kept_whatever_the_step_does(pods, cli, tmp_path, nam
     pod.terminate()
     assert "draining" in await pod.wait_http("/readyz", status=503, deadline=3)
     assert await pod.wait_end(deadline=20) == 4
-    assert time.monotonic() - told < 1 + 2 + 3 + 3
+    assert time.monotonic() - told < 1 + 2 + 1, "the grace, two seconds, and one for the last words"
     assert owned(cli) == 0
     assert notes(tmp_path) == ["begun"]
     assert cli.show(run_id)["status"] == "running"
@@ -125,6 +126,7 @@ async def test_a_second_signal_ends_a_pod_whose_main_loop_does_not_answer(pods, 
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(180)
 @pytest.mark.req("CL4", "CL11")
 async def test_a_main_loop_blocked_for_three_leases_fails_no_liveness_probe(pods, cli, tmp_path):
@@ -146,7 +148,7 @@ async def test_a_main_loop_blocked_for_three_leases_fails_no_liveness_probe(pods
     assert len(probes[10.0]) >= 3
     assert {answer and answer[0] for each in probes.values() for answer in each} == {200}
     assert cli.wait_status(run_id, "succeeded")["result"] == "computed"
-    assert notes(tmp_path).count("begun") == notes(tmp_path).count("ended")
+    assert notes(tmp_path) == ["begun", "ended"], "it was executed once, and by nobody else"
     assert "runner.declared-dead" not in blocked.log
 
 

@@ -10,19 +10,31 @@ import atexit
 import os
 import shutil
 import subprocess
+import sys
+from functools import cache
 from types import TracebackType
 
-MISSING = "network namespaces cannot be made here (root, iproute2 and iptables are needed)"
+_ASK = """
+import sys, urllib.error, urllib.request
+try:
+    print(urllib.request.urlopen(sys.argv[1], timeout=2).status)
+except urllib.error.HTTPError as error:
+    print(error.code)
+"""
 
 
-def available() -> bool:
-    """Whether this machine lets us make one."""
-    if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("iptables") is None:
-        return False
+@cache
+def missing() -> str | None:
+    """Why none can be made here; None: they can."""
+    if os.geteuid() != 0:
+        return "network namespaces can be made by root only"
+    lacking = [program for program in ("ip", "iptables") if shutil.which(program) is None]
+    if lacking:
+        return f"for network namespaces {' and '.join(lacking)} not installed"
     name = f"perdure-probe-{os.getpid()}"
     made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False)
     subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-    return made.returncode == 0
+    return None if made.returncode == 0 else "this kernel does not let us make network namespaces"
 
 
 class Host:
@@ -67,6 +79,14 @@ class Host:
         # The namespace would take its end of the cable along, some time later.
         for words in (["link", "del", self._cable], ["netns", "del", self.namespace]):
             subprocess.run(["ip", *words], capture_output=True, check=False)
+
+    def ask(self, url: str) -> int:
+        """The status with which a server there answers somebody there, whatever the cable does. Blocks."""
+        command = [*self.prefix, sys.executable, "-c", _ASK, url]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+        if done.returncode != 0:
+            raise RuntimeError(f"{url} in {self.namespace}: {done.stderr.strip()}")
+        return int(done.stdout)
 
     def silence(self) -> None:
         """Nothing passes in either direction, and nobody is told: connections are half open."""

@@ -82,6 +82,41 @@ def test_elsewhere_it_is_a_skip(suite):
     assert "1 passed, 3 skipped" in result.stdout
 
 
+RARE = """
+def test_a_program(): pytest.skip("pgbouncer is not installed")
+
+def test_a_library(): pytest.skip("libfaketime is not installed")
+
+def test_networks(): pytest.skip("for network namespaces ip and iptables not installed")
+"""
+
+
+@pytest.mark.parametrize("apt", [True, False])
+def test_what_apt_could_have_installed_is_a_failure_in_ci(suite, monkeypatch, apt):
+    """For root only, who the tests may or may not be."""
+    programs = suite / "programs"
+    programs.mkdir()
+    if apt:
+        (programs / "apt-get").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(programs))
+    result = run(suite, RARE, ci=True)
+    if apt and os.geteuid() == 0:
+        assert result.returncode == pytest.ExitCode.TESTS_FAILED
+        assert "3 failed" in result.stdout
+        assert result.stdout.count("apt could have installed it") >= 3
+    else:
+        assert "3 skipped" in result.stdout
+
+
+def test_a_clone_without_history_is_a_failure_in_ci_and_a_folder_without_git_is_not(suite):
+    text = 'def test_x(): pytest.skip("commit 1 is not in this clone: it needs the repository\'s history")'
+    assert "1 skipped" in run(suite, text, ci=True).stdout
+    (suite / ".git").mkdir()
+    result = run(suite, text, ci=True)
+    assert "1 failed" in result.stdout
+    assert "git fetch --unshallow" in result.stdout
+
+
 HARMLESS = """
 def test_missing_python(): pytest.skip("Python 3.12 not present")
 

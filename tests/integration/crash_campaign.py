@@ -57,9 +57,11 @@ class Campaign:
         points: Sequence[Point],
         *,
         serve: Sequence[str] = ("-m", "perdure"),
+        shard_lock: str = "advisory",
     ) -> None:
-        """serve: how the surviving pod is started, behind the interpreter's name."""
+        """serve: how the surviving pod is started, behind the interpreter's name. shard_lock: of all pods."""
         self.url = url
+        self._shard_lock = shard_lock
         self._server_port = server_port
         self._folder = folder
         self._left = list(points)
@@ -77,6 +79,7 @@ class Campaign:
                 "PERDURE_PARK_AFTER": f"{PARK_AFTER:g}",
                 "PERDURE_WARM_RUNS": "0",
                 "PERDURE_SHARDS": f"{SHARDS}",
+                "PERDURE_SHARD_LOCK": shard_lock,
             },
             command=[sys.executable, *serve, "serve", APP],
             side_log=folder / "side.log",
@@ -126,6 +129,7 @@ class Campaign:
             proxy.url(database),
             name=name,
             scan=NO_SCAN,
+            shard_lock=self._shard_lock,
             side_log=str(world.side_log.path),
         )
         actor = await self._actors.act(order)

@@ -9,12 +9,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.harness.fixtures import audited_database
+from tests.harness.pods import Pod
 from tests.harness.postgres import PrivatePostgres
 from tests.harness.waiting import until
 from tests.integration.apps.beats import Beats
@@ -32,6 +33,27 @@ pytestmark = [
 LEASE = 8.0
 PLAN = Beats(work=0.05, rest=0.3)
 SLEEPERS = Beats(work=0.01, rest=6.0)
+SEEN_WITHIN = 1.0 + 0.5 + 0.5
+"""Seconds from setting a clock to all pods' knowing: those for which the library goes by what it read last, the time
+between two looks, and one more such as room."""
+
+
+async def slowest_take_over(w: World, victim: Pod, runner: int, run_ids: Collection[str]) -> float:
+    """Seconds from the kill to the moment at which the last of these that was taken over has begun its next step."""
+    killed = victim.faults[-1].at
+    taken = taken_from(await w.history(), runner) & set(run_ids)
+    assert taken
+    executions = of_runs(w.executions)
+    return max(
+        next(e.started for e in executions[run_id] if e.started > killed and e.pid != victim.pid)
+        - killed
+        for run_id in taken
+    )
+
+
+def bound_of(shard_lock: str) -> float:
+    """A second for the take-over (with row leases after theirs), and half a second for a run that rests just now."""
+    return (0.0 if shard_lock == "advisory" else LEASE) + 1.0 + 0.5
 
 
 class FakeTime:
@@ -110,6 +132,7 @@ async def test_the_databases_clock_jumps_and_nobody_is_robbed(
             for off in (30, 0, -30):
                 noticed = [pod.log.count("clock.jumped") for pod in pods]
                 fake_time.set(off)
+                set_at = time.monotonic()
 
                 def seen_by_all(noticed: list[int] = noticed) -> bool:
                     now = [pod.log.count("clock.jumped") for pod in pods]
@@ -117,6 +140,8 @@ async def test_the_databases_clock_jumps_and_nobody_is_robbed(
 
                 await until(seen_by_all, what=f"all see that it is {off} s off", deadline=20)
                 seen = time.monotonic()
+                print(f"all see that the clock is {off} s off after {seen - set_at:.3f} s")
+                assert seen - set_at <= SEEN_WITHIN
                 if off == 30:
                     # What slept is awake: the instants it waits for are over, by the clock that counts.
                     await w.beating([*run_ids, *sleepers], since=seen - 2, steps=1)
@@ -132,17 +157,9 @@ async def test_the_databases_clock_jumps_and_nobody_is_robbed(
             runner = (await w.runner_of(pods[0])).runner_id
             killed = pods[0].kill().at
             await w.beating(run_ids, since=killed + 0.5, steps=2)
-            taken = taken_from(await w.history(), runner)
-            assert taken
-            first = max(
-                next(e.started for e in mine if e.started > killed and e.pid != pods[0].pid)
-                - killed
-                for run_id, mine in of_runs(w.executions).items()
-                if run_id in taken and run_id in set(run_ids)
-            )
-            print(f"taken over after {first:.3f} s, with the clock 30 s behind")
-            bound = 2.0 if shard_lock == "advisory" else 2 * LEASE + LEASE
-            assert first <= bound
+            took = await slowest_take_over(w, pods[0], runner, run_ids)
+            print(f"all go on {took:.3f} s after a kill, with the clock 30 s behind")
+            assert took <= bound_of(shard_lock)
             await w.finish()
             await w.check(w.pods.faults)
 
@@ -171,9 +188,8 @@ async def test_the_clock_of_one_pod_is_wrong_and_jumps(
         runner = (await w.runner_of(right[0])).runner_id
         killed = right[0].kill().at
         await w.beating(run_ids, since=killed + 0.5, steps=2)
-        assert taken_from(await w.history(), runner)
-        took = time.monotonic() - killed
+        took = await slowest_take_over(w, right[0], runner, run_ids)
         print(f"all go on {took:.3f} s after a kill")
-        assert took <= (5.0 if shard_lock == "advisory" else LEASE + 4.0)
+        assert took <= bound_of(shard_lock)
         await w.finish()
         await w.check(w.pods.faults)

@@ -20,7 +20,11 @@ WHERE: Sequence[HangWhere] = ("before", "answer")
 POINTS: list[Point] = [(event, where) for event in MOMENTS for where in WHERE]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(
+    scope="module",
+    loop_scope="module",
+    params=["advisory", pytest.param("row", marks=pytest.mark.slow)],
+)
 async def campaign(
     request: pytest.FixtureRequest,
     postgres: PrivatePostgres,
@@ -29,11 +33,13 @@ async def campaign(
     chosen: list[Any] = [
         (item.callspec.params["event"], item.callspec.params["where"])
         for item in request.session.items
-        if isinstance(item, pytest.Function) and item.function is test_a_pod_is_killed
+        if isinstance(item, pytest.Function)
+        and item.function is test_a_pod_is_killed
+        and item.callspec.params["campaign"] == request.param
     ]
     folder = tmp_path_factory.mktemp("pods")
     with audited_database(postgres) as url:
-        async with Campaign(url, postgres.port, folder, chosen) as made:
+        async with Campaign(url, postgres.port, folder, chosen, shard_lock=request.param) as made:
             yield made
 
 

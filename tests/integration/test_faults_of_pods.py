@@ -35,8 +35,11 @@ SLEEPING = Beats(work=0.01, rest=1.0)
 UNEVEN_STEPS = Beats(work=0.2, spread=0.5)
 
 
-async def check_take_over(w: World, victim: Pod, runner: int, *, least: int) -> None:
-    """Each run taken from the killed runner begins its next step within a lease and a second of the kill."""
+async def check_take_over(
+    w: World, victim: Pod, runner: int, *, least: int, shard_lock: str
+) -> None:
+    """Each run taken from the killed runner begins its next step within a lease and a second of the kill; where its
+    session's lock tells of its end, within a second and what a run rests between two steps."""
     killed = victim.faults[-1].at
     taken = taken_from(await w.history(), runner)
     assert len(taken) >= least, f"only {len(taken)} runs were taken over"
@@ -49,7 +52,7 @@ async def check_take_over(w: World, victim: Pod, runner: int, *, least: int) -> 
     print(
         f"taken over: {len(taken)}, first step after {min(first.values()) - killed:.3f} s … {slowest:.3f} s"
     )
-    assert slowest <= LEASE + 1.0
+    assert slowest <= (1.0 + 0.5 if shard_lock == "advisory" else LEASE + 1.0)
 
 
 # ---- killed -----------------------------------------------------------------------------------
@@ -74,7 +77,7 @@ async def test_a_killed_pods_runs_go_on_within_a_lease_and_a_second(
         victim.kill()
         await w.beating(run_ids, since=victim.faults[0].at, steps=2)
         await w.finish()
-        await check_take_over(w, victim, runner, least=runs // 5)
+        await check_take_over(w, victim, runner, least=runs // 5, shard_lock=shard_lock)
         beyond = await w.check(w.pods.faults)
         print(f"executions beyond commits: {beyond} of {len(w.executions)}")
 
@@ -110,7 +113,7 @@ async def test_a_pod_is_killed_while_its_batch_is_in_flight(
         await asyncio.wait_for(rule.happened.wait(), 10)
         await w.beating(run_ids, since=victim.faults[0].at, steps=2)
         await w.finish()
-        await check_take_over(w, victim, runner, least=runs // 5)
+        await check_take_over(w, victim, runner, least=runs // 5, shard_lock=shard_lock)
         beyond = await w.check(w.pods.faults)
         print(f"executions beyond commits: {beyond} of {len(w.executions)}")
 

@@ -138,10 +138,11 @@ async def passed(seconds: float) -> None:
 @pytest.mark.timeout(400)
 @pytest.mark.req("CL3", "CL4", "CL5", "CL11")
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("shard_lock", ["advisory", "row"])
 async def test_a_storm(
-    postgres: PrivatePostgres, audited_postgres_url: str, tmp_path: Path, seed: int
+    postgres: PrivatePostgres, audited_postgres_url: str, tmp_path: Path, seed: int, shard_lock: str
 ):
-    async with World(audited_postgres_url, tmp_path, park_after="0.4") as w:
+    async with World(audited_postgres_url, tmp_path, park_after="0.4", shard_lock=shard_lock) as w:
         storm = Storm(w, postgres, seed)
         try:
             await storm.begin()

@@ -16,6 +16,7 @@ from perdure.runtime.authoring.errors import WorkflowPayloadError, WorkflowResul
 from perdure.storage.errors import DataRefused
 from perdure.storage.model import Reason, RunStatus, Verdict
 from tests.harness.waiting import until
+from tests.integration import in_process
 from tests.integration.in_process import (
     Watched,
     client_on,
@@ -32,6 +33,12 @@ from tests.integration.in_process import (
 pytestmark = pytest.mark.alone
 
 NEIGHBOURS = 8
+
+
+@pytest.fixture(autouse=True, params=["advisory", pytest.param("row", marks=pytest.mark.slow)])
+def shard_lock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all runners here."""
+    monkeypatch.setitem(in_process.SETTINGS, "shard_lock", request.param)
 
 
 class Order(BaseModel):

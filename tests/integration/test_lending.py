@@ -90,6 +90,7 @@ async def test_each_run_is_executed_where_its_code_is(audited_url: str, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(240)
 async def test_a_minute_of_two_releases_and_two_services(
     audited_postgres_url: str, tmp_path: Path
@@ -149,6 +150,7 @@ async def test_a_lent_run_gets_its_mail_and_goes_on_when_its_borrower_is_killed_
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 async def test_what_nobody_knows_waits_visibly_until_the_pod_is_back_with_the_code(
     audited_postgres_url: str, tmp_path: Path
 ) -> None:
@@ -175,6 +177,7 @@ async def test_what_nobody_knows_waits_visibly_until_the_pod_is_back_with_the_co
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 async def test_a_holder_without_a_free_slot_does_not_keep_others_runs_from_them(
     audited_postgres_url: str, tmp_path: Path
 ) -> None:

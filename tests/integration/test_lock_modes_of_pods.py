@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.commands import Commands
+from tests.harness.audit import AuditRow
 from tests.harness.fixtures import audited_database
 from tests.harness.postgres import PrivatePostgres
 from tests.harness.proxy import PostgresProxy
@@ -39,13 +43,14 @@ async def settled(w: World) -> None:
 async def test_killed_pods_are_taken_over_within_a_second(
     audited_postgres_url: str, tmp_path: Path
 ) -> None:
-    """Ten kills. For each, from the kill to the first step that a taken-over run begins, and to the last one's."""
-    firsts, lasts = [], []
+    """Ten kills. For each, from the kill to the first step that each taken-over run begins: the median over its runs,
+    and the last one's."""
+    middles, lasts = [], []
     async with World(audited_postgres_url, tmp_path, lease=LONG, shard_lock="advisory") as w:
         pods = await w.three()
         run_ids = await w.start_runs(40, STEADY)
-        await settled(w)
         for number in range(10):
+            await settled(w)
             await w.beating(run_ids, since=time.monotonic(), steps=1)
             victim = pods.pop(0)
             runner = (await w.runner_of(victim)).runner_id
@@ -59,16 +64,17 @@ async def test_killed_pods_are_taken_over_within_a_second(
                 for run_id, executions in of_runs(w.executions).items()
                 if run_id in taken
             ]
-            firsts.append(min(begun))
+            middles.append(statistics.median(begun))
             lasts.append(max(begun))
             pods.append(w.start_pod(name=f"again-{number}"))
             await pods[-1].wait_http("/readyz", deadline=30)
             await w.even(3)
         await w.finish()
         await w.check(w.pods.faults)
-    print("first steps after", [f"{each:.3f}" for each in sorted(firsts)])
+    print("median of the first steps after", [f"{each:.3f}" for each in sorted(middles)])
     print("last of them after", [f"{each:.3f}" for each in sorted(lasts)])
-    assert statistics.median(firsts) <= 1.0
+    assert statistics.median(middles) <= 1.0
+    assert statistics.median(lasts) <= 1.0 + 0.5
 
 
 @pytest.mark.slow
@@ -104,21 +110,24 @@ async def test_a_pod_whose_keeper_alone_is_cut_off_for_200_ms_repeats_nothing(
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.req("CL11", "CL4")
+@pytest.mark.req("CL11", "CL4", "DB11")
 @pytest.mark.parametrize("shard_lock", ["advisory", "row"])
 async def test_an_old_copy_of_the_server_is_started_under_live_pods(
     tmp_path: Path, shard_lock: str
 ) -> None:
-    """A base backup, work for a while, then the copy in the server's place: commits are lost, and nothing else."""
+    """A base backup, work for a while, then the copy in the server's place: commits are lost, and nothing else. The
+    logs and the doctor say so."""
     with PrivatePostgres() as server, audited_database(server) as url:
-        async with World(url, tmp_path, lease=4.0, shard_lock=shard_lock) as w:
+        async with World(url, tmp_path, lease=4.0, shard_lock=shard_lock, park_after="0.4") as w:
             pods = await w.three()
             run_ids = await w.start_runs(60, Beats(work=0.1, rest=0.2))
+            run_ids += await w.start_runs(20, Beats(work=0.1, rest=0.6))  # they park
             await w.beating(run_ids, steps=3)
             old = {pod.name: (await w.runner_of(pod)).runner_id for pod in pods}
             copied = time.monotonic()
             copy = await asyncio.to_thread(server.base_backup)
             await w.beating(run_ids, since=time.monotonic(), steps=3)
+            lost = await w.history()
             await asyncio.to_thread(server.stop, "immediate")
             await asyncio.to_thread(server.start_copy, copy)
             started = time.monotonic()
@@ -128,17 +137,48 @@ async def test_an_old_copy_of_the_server_is_started_under_live_pods(
             back = time.monotonic()
             print(f"all shards in new hands after {back - started:.3f} s")
             await w.beating(run_ids, since=back, steps=2)
+            report = await asyncio.to_thread(Commands(url, tmp_path), "doctor", "--format", "json")
+            assert report.code == 1
+            check_doctor(report.json)
             await w.finish()
             beyond = await w.check([Fault("old copy", at=copied, until=back)])
+            check_claims_of_two_time_lines(lost, await w.history())
             print(f"executions beyond commits: {beyond} of {len(w.executions)}")
             for pod in pods:
                 assert "server.changed" in pod.log
                 assert "an older copy of the server: commits are lost" in pod.log
-            changes = [
-                row["value"]
-                for row in await server.query(
-                    "select value from perdure_meta where key = 'server_change'",
-                    database=w.database,
-                )
-            ]
-            assert "older copy" in changes[0]
+
+
+def check_doctor(report: Sequence[Mapping[str, str]]) -> None:
+    """It tells what happened and what to do, and that nothing else is wrong but the tests' server without fsync."""
+    found = {each["check"]: each["what"] for each in report if each["verdict"] == "found"}
+    assert set(found) == {"server", "durability"}
+    assert "an older copy of the server: commits are lost" in found["server"]
+    assert "see what ran twice, and after a restore run: perdure after-restore" in found["server"]
+
+
+def check_claims_of_two_time_lines(lost: Sequence[AuditRow], kept: Sequence[AuditRow]) -> None:
+    """What was claimed after the copy was made, on the server that is gone, was not claimed again on the copy; and each
+    claim ever made was one runner's."""
+    before, after = claimers(lost), claimers(kept)
+    both = claimers(sorted(set(lost) & set(kept), key=lambda row: row.id))
+    gone, new = before.keys() - both.keys(), after.keys() - both.keys()
+    print(f"claims: {len(both)} in both time lines, {len(gone)} lost, {len(new)} made since")
+    assert gone, "nothing was claimed in the time that was lost"
+    assert new
+    assert not gone & new, "a claim of the lost time was made again"
+    shared = {
+        claim: before[claim] | after[claim]
+        for claim in before.keys() & after.keys()
+        if len(before[claim] | after[claim]) > 1
+    }
+    assert not shared, f"claims under which two runners worked: {shared}"
+
+
+def claimers(rows: Sequence[AuditRow]) -> Mapping[int, set[tuple[str, int]]]:
+    """claim_id → the runs and runners that fence rows name beside it."""
+    found: dict[int, set[tuple[str, int]]] = defaultdict(set)
+    for row in rows:
+        if row.table == "fences" and row.claim_id and row.run_id and row.runner_id:
+            found[row.claim_id].add((row.run_id, row.runner_id))
+    return found

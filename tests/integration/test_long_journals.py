@@ -26,6 +26,10 @@ from tests.integration.in_process import (
 
 STEPS = 10_000
 SLEEPERS = 200
+SIGNAL = 0.015
+"""Seconds in which a signal reaches the body of a parked run (median), however many others are parked."""
+
+pytestmark = pytest.mark.alone
 
 
 @asynccontextmanager
@@ -67,8 +71,9 @@ async def test_a_run_of_ten_thousand_steps_resumes_soon_and_delays_nobody(
             return await asyncio.gather(*sleeping)
 
         what = f"sleeps beside a replay of {STEPS} steps are late by"
-        await within(measure_once, what, p50=0.010, p99=0.050, rounds=2)
-        assert min(resumed) <= 2.0
+        await within(
+            measure_once, what, p50=0.010, p99=0.050, rounds=2, also=lambda: resumed[-1] <= 2.0
+        )
 
 
 @pytest.mark.slow
@@ -112,6 +117,4 @@ async def test_what_a_hundred_thousand_parked_runs_cost(
     assert found.memory < 30 * 2**20
     assert found.pod < 0.02
     assert found.database < 0.01
-    assert found.signal <= max(0.015, 2 * found.signal_empty), (
-        "a busy machine is slower before, too"
-    )
+    assert found.signal <= SIGNAL

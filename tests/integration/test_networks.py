@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -25,11 +25,13 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.alone,
     pytest.mark.timeout(240),
-    pytest.mark.skipif(not networks.available(), reason=networks.MISSING),
+    pytest.mark.skipif(networks.missing() is not None, reason=networks.missing() or ""),
     pytest.mark.skipif(find_binaries() is None, reason=MISSING),
 ]
 
 LEASE = 15.0
+BACK = 10.0
+"""Seconds from the return of the network to the moment at which every run has gone on by two steps."""
 PLAN = Beats(work=0.1, rest=0.2)
 
 
@@ -63,6 +65,15 @@ async def lasted(seconds: float) -> None:
 def written_by(rows: list[AuditRow], runner: int) -> int:
     """Changes of runs that this runner's claims have made."""
     return sum(1 for row in rows if row.table == "fences" and row.runner_id == runner)
+
+
+async def answers(pods: Sequence[Pod], hosts: Sequence[Host], path: str) -> list[int]:
+    """The statuses with which the pods answer on their own hosts."""
+    asked = [
+        asyncio.to_thread(host.ask, f"http://{pod.host}:{pod.port}{path}")
+        for pod, host in zip(pods, hosts, strict=True)
+    ]
+    return await asyncio.gather(*asked)
 
 
 def cut(pod: Pod, since: float) -> Fault:
@@ -126,12 +137,17 @@ async def test_the_databases_host_is_out_of_reach_for_longer_than_a_lease(
         since = time.monotonic()
         for host in hosts:
             host.silence()
-        await lasted(20)
+        await lasted(18)
+        assert await answers(w.pods.all, hosts, "/readyz") == [503, 503, 503]
+        assert await answers(w.pods.all, hosts, "/livez") == [200, 200, 200]
+        await lasted(since + 20 - time.monotonic())
         for host in hosts:
             host.heal()
         healed = time.monotonic()
         await w.beating(run_ids, since=healed, steps=2)
-        print(f"every run has gone on after {time.monotonic() - healed:.3f} s")
+        took = time.monotonic() - healed
+        print(f"every run has gone on after {took:.3f} s")
+        assert took <= BACK
         faults = [cut(pod, since) for pod in w.pods.all]
         await w.even(3)
         await w.finish()

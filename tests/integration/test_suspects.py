@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure import Client
+from perdure import Client, WorkflowCrashLooped
 from perdure.storage.model import Reason, RunStatus
 from tests.harness.audit import read_history
 from tests.harness.checkers import check_history
@@ -51,10 +51,22 @@ async def held(client: Client, run_id: str) -> bool:
     return info is not None and info.reason == Reason.CRASH_LOOP
 
 
+async def check_only_one_is_held(client: Client, run_id: str) -> None:
+    """What people see of it, by each way there is; and of nobody else."""
+    assert [info.run_id for info in await client.list(reason=Reason.CRASH_LOOP.value)] == [run_id]
+    assert [info.run_id for info in await client.list(status=RunStatus.SUSPENDED)] == [run_id]
+    (event,) = [each for each in await client.events(run_id) if each.type == "run-crashlooped"]
+    named = f"{WorkflowCrashLooped.__name__}: run {run_id!r} lost its process"
+    assert (event.detail or "").startswith(named)
+    why = await client.why(run_id)
+    assert "on hold (crash-loop)" in why.summary
+    assert why.facts["said"] == event.detail
+
+
 @pytest.mark.parametrize(
     "innocent",
     [
-        pytest.param(16, id="16", marks=pytest.mark.slow),
+        pytest.param(16, id="16"),
         pytest.param(200, id="200", marks=[pytest.mark.slow, pytest.mark.timeout(400)]),
     ],
 )
@@ -78,8 +90,7 @@ async def test_who_kills_its_process_is_held_and_nobody_else(
             results = await asyncio.gather(*(run.wait(300) for run in runs))
             assert results == [0] * innocent
             replacing.cancel()
-            assert await client.list(reason=Reason.CRASH_LOOP.value) != []
-            assert len(await client.list(status=RunStatus.SUSPENDED)) == 1
+            await check_only_one_is_held(client, killer.run_id)
             print(f"{ward.lost} pods lost, {innocent} innocent runs")
     assert check_history(await read_history(audited_postgres_url)) == []
 
@@ -97,6 +108,7 @@ def letters_for(seconds: float) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(300)
 async def test_who_holds_the_interpreter_for_three_leases_is_held_and_its_neighbours_finish(
     audited_postgres_url: str, tmp_path: Path
@@ -116,13 +128,13 @@ async def test_who_holds_the_interpreter_for_three_leases_is_held_and_its_neighb
             await until(lambda: held(client, culprit.run_id), what="the culprit held", deadline=150)
             done.touch()
             assert all(await asyncio.gather(*(run.wait(60) for run in runs)))
-            assert len(await client.list(status=RunStatus.SUSPENDED)) == 1
+            await check_only_one_is_held(client, culprit.run_id)
             assert ward.lost == 0
     assert check_history(await read_history(audited_postgres_url)) == []
 
 
 @pytest.mark.slow
-@pytest.mark.req("CL9")
+@pytest.mark.alone
 async def test_a_step_that_blocks_the_loop_for_three_leases_loses_nothing_and_stays_alive(
     audited_postgres_url: str, tmp_path: Path
 ) -> None:

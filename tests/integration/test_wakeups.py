@@ -17,6 +17,7 @@ from tests.harness.pods import Pods
 from tests.harness.sidelog import SideLog
 from tests.harness.waiting import until
 from tests.integration.apps.ears import Listening, ear
+from tests.integration.fault_world import both_modes
 from tests.integration.in_process import (
     Watched,
     client_on,
@@ -83,8 +84,9 @@ async def talk(
         pytest.param(5.0, id="scan-5s", marks=[pytest.mark.slow, pytest.mark.timeout(300)]),
     ],
 )
+@both_modes
 async def test_signals_around_the_park_are_heard_within_two_scans_without_hints(
-    migrated_postgres_url: str, scan: float
+    migrated_postgres_url: str, scan: float, shard_lock: str
 ):
     runs, signals = 200, 5
     url = migrated_postgres_url
@@ -92,7 +94,13 @@ async def test_signals_around_the_park_are_heard_within_two_scans_without_hints(
     _heard.append(heard)
     chance = random.Random(20)
     watched = Watched(url)
-    settings = {"hints": False, "scan": scan, "park_after": PARK_AFTER, "slots": runs}
+    settings = {
+        "hints": False,
+        "scan": scan,
+        "park_after": PARK_AFTER,
+        "slots": runs,
+        "shard_lock": shard_lock,
+    }
     async with (
         runner_on(url, [hears], database=watched, **settings),
         client_on(url, [hears], hints=False) as client,
@@ -120,11 +128,12 @@ LISTENS = "listens"
 class Ears:
     """Two pods with runs that wait, and a client in this process."""
 
-    def __init__(self, url: str, folder: Path, client: Client) -> None:
+    def __init__(self, url: str, folder: Path, client: Client, shard_lock: str) -> None:
         self.client = client
         self.side_log = SideLog(folder / "side.log")
         settings = {
             "PERDURE_RUNNER_STORAGE": "sql",
+            "PERDURE_SHARD_LOCK": shard_lock,
             "PERDURE_PARK_AFTER": "0.75",
             "PERDURE_SCAN": "60",
         }
@@ -177,18 +186,19 @@ class Ears:
 
 @pytest.mark.req("SL2", "CL6")
 @pytest.mark.parametrize(
-    ("fixture", "limit"),
+    ("fixture", "limit", "shard_lock"),
     [
-        pytest.param("migrated_postgres_url", 0.015, id="postgres"),
-        pytest.param("migrated_sqlite_url", 0.150, id="sqlite"),
+        pytest.param("migrated_postgres_url", 0.015, "advisory", id="postgres"),
+        pytest.param("migrated_postgres_url", 0.015, "row", id="row", marks=pytest.mark.slow),
+        pytest.param("migrated_sqlite_url", 0.150, "row", id="sqlite"),
     ],
 )
 async def test_a_signal_wakes_a_run_in_another_process_at_once(
-    request: pytest.FixtureRequest, tmp_path: Path, fixture: str, limit: float
+    request: pytest.FixtureRequest, tmp_path: Path, fixture: str, limit: float, shard_lock: str
 ):
     url: str = request.getfixturevalue(fixture)
     async with client_on(url, [ear]) as client:
-        ears = Ears(url, tmp_path, client)
+        ears = Ears(url, tmp_path, client, shard_lock)
         with ears.pods:
             await ears.begin()
             await within(ears.wake_waiting, "signal to a body in memory", p50=limit)

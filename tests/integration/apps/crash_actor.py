@@ -65,9 +65,9 @@ SHARDS = 16
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to do. run_id: of the run that a client acts on, or at one of whose events to die. name, scan (in seconds):
-    of a pod. die: the event (see `crash_world.MOMENTS`, or the act of a client) and where in it. number: given when
-    it is sent."""
+    """What to do. run_id: of the run that a client acts on, or at one of whose events to die. name, scan (in seconds),
+    shard_lock: of a pod. die: the event (see `crash_world.MOMENTS`, or the act of a client) and where in it. number:
+    given when it is sent."""
 
     act: Act
     url: str
@@ -75,6 +75,7 @@ class Order:
     workflow: str = "crossing"
     name: str = "actor"
     scan: float = SCAN
+    shard_lock: str = "auto"
     side_log: str = ""
     die: tuple[str, Where] | None = None
     number: int = 0
@@ -83,7 +84,9 @@ class Order:
         return json.dumps(asdict(self)) + "\n"
 
 
-def settings_of(url: str, name: str = "actor", scan: float = SCAN) -> Settings:
+def settings_of(
+    url: str, name: str = "actor", scan: float = SCAN, shard_lock: str = "auto"
+) -> Settings:
     return Settings(
         db=url,
         park_after=PARK_AFTER,
@@ -91,6 +94,7 @@ def settings_of(url: str, name: str = "actor", scan: float = SCAN) -> Settings:
         scan=scan,
         lease=LEASE,
         shards=SHARDS,
+        shard_lock=shard_lock,
         replica_id=name,
         runner_port=0,
     )
@@ -305,7 +309,7 @@ async def call(order: Order) -> None:
 
 
 async def serve(order: Order, served: App) -> None:
-    settings = settings_of(order.url, order.name, order.scan)
+    settings = settings_of(order.url, order.name, order.scan, order.shard_lock)
     database = (
         connect(settings.database(), clock=SystemClock())
         if order.die is None
