@@ -78,7 +78,7 @@ class Visitor:
         self._go(self._visit())
 
     def _go(self, doing: Coroutine[Any, Any, None]) -> None:
-        self._kept.append(self.world.loop.create_task(doing, context=self._context))
+        self._kept.append(self.world.go(doing, self._context))
 
     async def _visit(self) -> None:
         world = self.world

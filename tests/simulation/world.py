@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+from asyncio import Task
 from collections import Counter
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -150,7 +152,7 @@ class Pod:
         context = contextvars.Context()
         context.run(LANE.set, self.main)
         self._kept.append((self.runner, self.main, self.keeper))
-        world.loop.create_task(self._live(self.runner), name=self.name, context=context)
+        world.go(self._live(self.runner), context)
 
     def _connect(self, lane: Lane) -> Connections:
         world = self.world
@@ -181,8 +183,7 @@ class Pod:
         if self.lives and self.runner is not None and self.runner._client is not None:
             context = contextvars.Context()
             context.run(LANE.set, self.main)
-            starting = self._start(self.runner, run_id, workflow, plan)
-            self.world.loop.create_task(starting, context=context)
+            self.world.go(self._start(self.runner, run_id, workflow, plan), context)
 
     async def _start(
         self, runner: Runner, run_id: str, workflow: str, plan: dict[str, Any]
@@ -238,14 +239,15 @@ class Pod:
         self.world.say(f"{self.name} is asked to stop")
         context = contextvars.Context()
         context.run(LANE.set, self.main)
-        self.world.loop.create_task(self._stop(self.runner), context=context)
+        self.world.go(self._stop(self.runner), context)
 
     async def _stop(self, runner: Runner) -> None:
         world = self.world
         world.seen["drained"] += 1
         if not await runner.drain():
             world.fault("grace over", self.number)
-        elif runner.session.failure is not None:  # it has found another one of its name
+        elif runner._session is not None and runner._session.failure is not None:
+            # It has found another one of its name.
             world.fault("gave up", self.number)
         await runner.stop()
         self._gone("stop")
@@ -306,6 +308,16 @@ class World:
     def later(self, delay: float, callback: Any, *args: Any) -> None:
         """In the world's own lane."""
         self.loop.call_later(delay, callback, *args, context=self._context)
+
+    def go(self, doing: Coroutine[Any, Any, None], context: contextvars.Context) -> Task[None]:
+        """Let it happen in the lane of that context. It must not raise: a simulation that broke proves nothing."""
+        task = self.loop.create_task(doing, context=context)
+        task.add_done_callback(self._done, context=self._context)
+        return task
+
+    def _done(self, task: Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self.wrong(f"the simulation broke off: {task.exception()!r}")
 
     def new_process(self, pod: Pod | None) -> int:
         number = len(self.processes)
