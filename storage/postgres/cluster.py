@@ -142,6 +142,8 @@ class PostgresClusterStore(ClusterStore):
 
         async def use(session: Session) -> None:
             found = session.position
+            if found.timeline is None:
+                found = await session.where_now(deadline=deadline)
             rows = await session.fetch(queries.READ_META, writes=False, deadline=deadline)
             known = {row["key"]: row["value"] for row in rows}
             change = self._server.take_change()
@@ -149,8 +151,7 @@ class PostgresClusterStore(ClusterStore):
             if change is None and before is not None and not found.may_be(before):
                 change = f"the cluster was last used on the server {before}, this is {found}"
                 log.error("server.changed", database=self._address.shown, what=change)
-            # Without a time line: it was a standby still when this session was opened.
-            facts = {} if found.timeline is None else {"server": str(found)}
+            facts = {} if found.timeline is None else {"server": str(found)}  # a standby tells none
             written = known.get("server_change")
             if change is not None and self._server.is_news(written):
                 self._server.told(written, mine=True)  # somebody was here first: one note is enough

@@ -100,6 +100,11 @@ class Session:
         """Whether there is another session behind this at each transaction, so that nothing can be left in one."""
         return self._every_time is not None
 
+    async def where_now(self, *, deadline: float) -> Position:
+        """Where the server stands by now: what was a standby when this was opened may have been promoted since."""
+        found = await self.run(_about, what="about_session", writes=False, deadline=deadline)
+        return _position(found)
+
     async def fetch(self, sql: str, *args: object, writes: bool, deadline: float) -> list[Row]:
         """Run one statement in autocommit. Raises the seam's errors; after a loss the session is dead."""
 
@@ -276,15 +281,23 @@ async def _know(connection: asyncpg.Connection) -> tuple[Backend, Position]:
         decoder=_decode_instant,
         format="tuple",
     )
+    found = await _about(connection)
+    _keep_alive(connection)
+    pid = found["pid"] or connection.get_server_pid()
+    return Backend(pid, found["backend_start"] or 0.0), _position(found)
+
+
+async def _about(connection: asyncpg.Connection) -> Row:
     try:
         found = await connection.fetchrow(queries.ABOUT_SESSION)
     except asyncpg.InsufficientPrivilegeError:
         found = await connection.fetchrow(queries.ABOUT_SESSION_PLAIN)
-    _keep_alive(connection)
     assert found is not None
-    pid = found["pid"] or connection.get_server_pid()
-    position = Position(found["system"], found["timeline"], found["flushed"])
-    return Backend(pid, found["backend_start"] or 0.0), position
+    return found
+
+
+def _position(found: Row) -> Position:
+    return Position(found["system"], found["timeline"], found["flushed"])
 
 
 def _session_settings(settings: DatabaseSettings, *, hot: bool) -> list[str]:
