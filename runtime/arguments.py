@@ -47,12 +47,29 @@ def check_options(options: StartOptions) -> None:
         check_label(what, options.get(what))
     if options.get("source", "") is None:
         raise InvalidName("source is None: leave it out, or say who starts the run")
-    check_tags(options.get("tags", ()))
+    if "tags" in options:
+        options["tags"] = check_tags(options["tags"])  # a generator gives them once
 
 
 def check_number(what: str, value: object, *kinds: type) -> None:
     if isinstance(value, bool) or not isinstance(value, kinds) or not 0 <= value < 2**53:  # type: ignore[operator]
         raise InputError(f"{what} = {value!r}: use a number from 0 on")
+
+
+LONGEST_WAIT = 1e9
+"""Seconds; some event loops refuse longer timers."""
+
+
+def check_timeout(timeout: object) -> float | None:
+    """Seconds to wait, None: for ever. One that is over already is fine, it was left of some other time limit."""
+    if timeout is None:
+        return None
+    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if not number or timeout != timeout:
+        raise InputError(
+            f"timeout = {timeout!r}: give a number of seconds, or None to wait for ever"
+        )
+    return float(min(timeout, LONGEST_WAIT))  # type: ignore[call-overload]
 
 
 def joined(tags: Sequence[str]) -> str | None:

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from perdure.runtime.engine.group import BATCH_BYTES, BATCH_ITEMS
 from perdure.runtime.handle import Handle
 from perdure.runtime.starting import START_OVERHEAD
-from perdure.storage.errors import DatabaseUnavailable, PerdureError, UnknownOutcome
+from perdure.storage.errors import DatabaseUnavailable, UnknownOutcome
 from perdure.storage.model import NewRun, StartOutcome
 
 Out = TypeVar("Out")
@@ -58,29 +58,26 @@ class Bulk:
         self._progress = progress
         self._answers: list[Answer | None] = [None] * total
         self._done = 0
+        self._broken: Exception | None = None
+        """What ``progress`` raised."""
         self._window = asyncio.Semaphore(UNDER_WAY)
         self._away: Exception | None = None
-        self._interrupted: Exception | None = None
 
     async def run(self) -> list[Answer]:
-        """The answers in the order of the payloads. Raises what ``progress`` raised; nothing more is sent then."""
-        try:
-            await self._all()
-        except BaseExceptionGroup:
-            if self._interrupted is None:
-                raise
-            raise self._interrupted from None
-        return [answer for answer in self._answers if answer is not None]
-
-    async def _all(self) -> None:
+        """The answers in the order of the payloads. Raises what ``progress`` raised: then nothing more was sent, and
+        what was under way has ended."""
         chunk: list[tuple[int, NewRun]] = []
         room = BATCH_BYTES
         slice_ends = time.perf_counter() + SLICE
         async with asyncio.TaskGroup() as chunks:
             for number in range(len(self._answers)):
+                if self._broken is not None:
+                    break
                 try:
                     run = self._make(number)
-                except (PerdureError, TypeError, ValueError) as error:
+                except (
+                    Exception
+                ) as error:  # of the payload's own code, too: an idempotency key, a validator
                     self._answers[number] = error
                     self._done += 1
                     continue
@@ -93,8 +90,11 @@ class Bulk:
                 if time.perf_counter() > slice_ends:
                     await asyncio.sleep(0)
                     slice_ends = time.perf_counter() + SLICE
-            if chunk:
+            if chunk and self._broken is None:
                 await self._begin(chunks, chunk)
+        if self._broken is not None:
+            raise self._broken
+        return [answer for answer in self._answers if answer is not None]
 
     async def _begin(self, chunks: asyncio.TaskGroup, chunk: list[tuple[int, NewRun]]) -> None:
         await self._window.acquire()
@@ -108,12 +108,11 @@ class Bulk:
         for (number, _), answer in zip(chunk, answers, strict=True):
             self._answers[number] = answer
         self._done += len(chunk)
-        if self._progress is not None and self._interrupted is None:
+        if self._progress is not None and self._broken is None:
             try:
                 self._progress(self._done, len(self._answers))
             except Exception as error:
-                self._interrupted = error
-                raise
+                self._broken = error
 
     async def _start(self, runs: Sequence[NewRun]) -> Sequence[Answer]:
         """Once the database did not come back in time, nothing more is sent."""

@@ -11,12 +11,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
-from perdure.runtime.arguments import StartOptions, check_number, check_options, joined, status_of
+import structlog
+
+from perdure.runtime.arguments import (
+    StartOptions,
+    check_number,
+    check_options,
+    check_timeout,
+    joined,
+    status_of,
+)
 from perdure.runtime.authoring.codec import ValueFault, encode_message
 from perdure.runtime.authoring.definitions import UNSET, Unset, WorkflowDefinition
 from perdure.runtime.authoring.errors import (
@@ -42,7 +50,6 @@ from perdure.runtime.errors import (
     WrongStatus,
 )
 from perdure.runtime.handle import Handle
-from perdure.runtime.hints import HintBus
 from perdure.runtime.inspection import (
     NOTHING_OPEN,
     cluster_status,
@@ -51,17 +58,16 @@ from perdure.runtime.inspection import (
     json_value,
     step_views,
 )
-from perdure.runtime.local import LocalRunner
 from perdure.runtime.mail import Mail
+from perdure.runtime.parts import Parts
 from perdure.runtime.results import ResultWatcher, RunEnd
 from perdure.runtime.settings import Settings
 from perdure.runtime.starting import StartBatcher, said, waits
 from perdure.runtime.telemetry import Telemetry
-from perdure.runtime.transports import Listeners, open_ways
+from perdure.runtime.transports import Listeners
 from perdure.runtime.views import ClusterStatus, RunInfo, StepView, Why
 from perdure.sharding.slots import shard_of, slot_of
-from perdure.storage.clock import Clock, Randomness, SystemClock, SystemRandomness
-from perdure.storage.connect import Database, connect
+from perdure.storage.clock import Clock, Randomness
 from perdure.storage.errors import (
     ConfigurationError,
     DatabaseUnavailable,
@@ -88,23 +94,10 @@ from perdure.storage.model import (
 In = TypeVar("In")
 Out = TypeVar("Out")
 
+log = structlog.get_logger("perdure.client")
+
 KEEP: Any = object()
 """Default of `Client.retry`'s payload: the original one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What a client works with; a runner in the same process lends its own."""
-
-    store: RunStore
-    bus: HintBus
-    clock: Clock
-    randomness: Randomness
-    registry: Registry
-    settings: Settings
-    database: Database
-    telemetry: Telemetry | None = None
-    local: LocalRunner | None = None
 
 
 class Client:
@@ -126,19 +119,10 @@ class Client:
         registry = Registry()
         for definition in workflows:
             registry.add(definition)
-        used_clock = clock or SystemClock()
-        opened = connect(settings.database("perdure-client"), clock=used_clock)
-        self._parts = Parts(
-            store=opened.runs(),
-            bus=HintBus(local=settings.hints),
-            clock=used_clock,
-            randomness=randomness or SystemRandomness(),
-            registry=registry,
-            settings=settings,
-            database=opened,
-        )
+        self._parts = Parts.own(settings, registry, clock, randomness)
         self._owned = True
         self._services: asyncio.Task[None] | None = None
+        self._shards = settings.shards
         self._prepare()
 
     @classmethod
@@ -148,6 +132,7 @@ class Client:
         client._parts = parts
         client._owned = False
         client._services = None
+        client._shards = parts.settings.shards
         client._prepare()
         return client
 
@@ -178,22 +163,19 @@ class Client:
         )
 
     async def __aenter__(self) -> Self:
+        if self._services is not None and not self._services.done():
+            raise ClientClosed(
+                "this client is open already: enter it once, and use it from any task"
+            )
+        if self._used and self._owned:
+            self._parts = self._parts.renewed()
+            self._prepare()
+        self._used = True
         parts = self._parts
         self._telemetry = parts.telemetry or Telemetry.detect(parts.clock)
         if self._owned:
-            await parts.store.open()
-            signed = await open_ways(
-                parts.bus,
-                parts.database,
-                parts.settings,
-                parts.store.capabilities,
-                parts.clock,
-                parts.randomness,
-                self._telemetry.tally,
-            )
-            if signed is not None:
-                self._listeners = Listeners(parts.database, signed)
-                await self._listeners.look()
+            self._shards, self._listeners = await parts.connect(self._telemetry.tally)
+        self._failure = None
         self._loop = asyncio.get_running_loop()
         self._services = asyncio.create_task(self._serve(), name="perdure client")
         return self
@@ -207,18 +189,24 @@ class Client:
         if self._services is not None:
             self._services.cancel()
             await asyncio.gather(self._services, return_exceptions=True)
-        closed = ClientClosed(
-            "the client was closed meanwhile; what was under way may or may not be stored: ask again with the same id"
+        self._end(
+            ClientClosed(
+                "the client was closed meanwhile; what was under way may or may not be stored: ask again with the "
+                "same id"
+            )
         )
-        self._starts.end(closed)
-        self._watcher.end(closed)
         if self._owned:
-            await self._parts.bus.close()
-            await self._parts.store.close()
+            await self._parts.disconnect()
+
+    def _end(self, error: ClientClosed) -> None:
+        self._starts.end(error)
+        self._watcher.end(error)
 
     @property
     def _store(self) -> RunStore:
         """Raises `ClientClosed` where nobody would answer."""
+        if self._failure is not None:
+            raise self._failure
         if self._services is None or self._services.done():
             raise ClientClosed(
                 "this client is not open: use it inside `async with Client(…) as client:`, or the runner's own client "
@@ -230,15 +218,22 @@ class Client:
             )
         return self._parts.store
 
+    _used = False
+    _failure: ClientClosed | None = None
     _loop: asyncio.AbstractEventLoop | None = None
     _listeners: Listeners | None = None
 
     async def _serve(self) -> None:
-        async with asyncio.TaskGroup() as services:
-            services.create_task(self._starts.run(), name="starts")
-            services.create_task(self._watcher.run(), name="results")
-            if self._listeners is not None:
-                services.create_task(self._listeners.run(), name="who listens")
+        try:
+            async with asyncio.TaskGroup() as services:
+                services.create_task(self._starts.run(), name="starts")
+                services.create_task(self._watcher.run(), name="results")
+                if self._listeners is not None:
+                    services.create_task(self._listeners.run(), name="who listens")
+        except Exception as error:  # nobody may wait for an answer that nobody will give
+            log.exception("client.failed")
+            self._failure = ClientClosed(f"the client has failed ({error!r}): open another")
+            self._end(self._failure)
 
     # -- starting
     @overload
@@ -359,11 +354,14 @@ class Client:
         return [self._started(definition, answer) for answer in answers]
 
     async def _start_chunk(self, runs: Sequence[NewRun]) -> Sequence[StartOutcome | Exception]:
+        try:
+            _ = self._store
+        except ClientClosed:
+            return [ClientClosed("the client was closed meanwhile; it was not sent")] * len(runs)
         with self._telemetry.starting(runs) as traced:
             answers = await self._starts.start_all(traced)
-        shards = self._parts.settings.shards
         waiting = {
-            shard_of(run.slot, shards): run
+            shard_of(run.slot, self._shards): run
             for run, answer in zip(runs, answers, strict=True)
             if isinstance(answer, StartOutcome) and waits(answer)
         }
@@ -414,6 +412,7 @@ class Client:
         **options: Unpack[StartOptions],
     ) -> Out:
         """Start and wait: the result, or the recorded error with its type."""
+        check_timeout(timeout)
         handle = await self.start(workflow, payload, **options)
         return await handle.wait(timeout)
 
@@ -442,22 +441,24 @@ class Client:
     async def ended(
         self, run_id: str, timeout: float | None = None, *, known: bool = False
     ) -> RunEnd:
-        """How a run ended, once it has. Raises `RunNotFound` for an id nobody has, TimeoutError.
+        """How a run ended, once it has. Raises `RunNotFound` for an id nobody has, TimeoutError,
+        `InputError` for a timeout that is no number of seconds.
 
         known: the run certainly exists, so that is not looked up.
         """
+        seconds = check_timeout(timeout)
         _ = self._store  # it is open
         if not known:
             await self._existing(run_id)
-        if timeout is None:
+        if seconds is None:
             return await self._watcher.wait(run_id)
         try:
-            async with asyncio.timeout(timeout) as limit:
+            async with asyncio.timeout(seconds) as limit:
                 return await self._watcher.wait(run_id)
         except TimeoutError:
             if not limit.expired():
                 raise
-            said = f"run {run_id!r} has not ended within {timeout:g} s; it goes on (`why` says what it waits for)"
+            said = f"run {run_id!r} has not ended within {seconds:g} s; it goes on (`why` says what it waits for)"
             raise TimeoutError(said) from None
 
     async def outcome(self, record: RunEnd, workflow: WorkflowDefinition[Any, Any] | None) -> Any:

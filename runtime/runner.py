@@ -17,7 +17,7 @@ from typing import Any
 import structlog
 
 from perdure.runtime.app import App
-from perdure.runtime.client import Client, Parts
+from perdure.runtime.client import Client
 from perdure.runtime.dbclock import DatabaseClock
 from perdure.runtime.engine.engine import Engine, EngineConfig
 from perdure.runtime.engine.pacing import Backoff
@@ -26,6 +26,7 @@ from perdure.runtime.hints import HintBus
 from perdure.runtime.local import LocalRunner
 from perdure.runtime.logs import boot_facts, log_boot
 from perdure.runtime.occupant import occupant
+from perdure.runtime.parts import Parts
 from perdure.runtime.results import RunEnd
 from perdure.runtime.retention import Retention
 from perdure.runtime.settings import Settings
@@ -100,6 +101,7 @@ class Runner:
         self._supervisor: asyncio.Task[None] | None = None
         self._retention: asyncio.Task[None] | None = None
         self._draining = False
+        self._stopping: asyncio.Task[None] | None = None
         self._given_telemetry = telemetry
         self.telemetry = telemetry or Telemetry()
 
@@ -227,7 +229,11 @@ class Runner:
             signed=self._signed,
             tell_end=self._local.tell,
         )
-        await session.start()
+        try:
+            await session.start()
+        except BaseException:  # given up half-way it would keep a lease, and nobody would serve its share of the shards
+            await session.stop(leave=True)
+            raise
         self._local.engine = session.engine
         return session
 
@@ -300,7 +306,14 @@ class Runner:
             self._session.let_go()
 
     async def stop(self) -> None:
-        """End every service and connection; what is still running is dropped and taken over by others."""
+        """End every service and connection; what is still running is dropped and taken over by others.
+
+        A caller that is cancelled does not interrupt it."""
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop(), name="perdure runner stops")
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self) -> None:
         self._draining = True
         for task in (self._supervisor, self._retention):
             if task is not None:

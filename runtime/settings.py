@@ -197,6 +197,10 @@ class Settings:
         if sql and self.sqlite and sqlite_path(self.db) is None:
             allowed = "memory: the database lives in this process's memory and cannot be shared"
             faults.append(self._fault("runner_storage", allowed=allowed))
+        last = self.runner_port + self.processes - 1
+        if self.runner_port and last > 65_535:
+            allowed = f"at most {65_535 - self.processes + 1} with {self.processes} processes, which take one port each"
+            faults.append(self._fault("runner_port", allowed=allowed))
         if self.processes > 1 and not sql:
             allowed = "1 with runner_storage memory: one process has the file for itself; sql lets several share it"
             faults.append(self._fault("processes", allowed=allowed))

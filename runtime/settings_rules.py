@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import structlog
 
 from perdure.runtime.authoring.durations import to_seconds
+from perdure.runtime.authoring.names import storable_fault
 from perdure.storage.connect import parse, redact
 from perdure.storage.errors import ConfigurationError
 
@@ -70,6 +71,8 @@ class Text:
             return None
         if not value or value != value.strip() or "\0" in value:
             raise ValueError("empty, with blanks at an end, or with a NUL")
+        if fault := storable_fault(value):
+            raise ValueError(f"it {fault}")
         return value
 
 

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
+import itertools
 import json
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -32,6 +33,8 @@ SIGNATURE, SENT_AT = "x-perdure-signature", "x-perdure-time"
 LARGEST = 64 * 1024
 """Bytes of one body."""
 MOST_IN_BODY = 200
+HINT_OVERHEAD = 40
+"""Bytes of a hint beside its text, and of the sender."""
 MOST_WAITING = 10_000
 """Hints that wait to be sent to one pod, or to be looked at here; more of them become one ANY."""
 TOLERANCE = 300.0
@@ -120,12 +123,12 @@ class SignedHints(HintChannel):
             sent_at = headers.get(SENT_AT, "")
             given = headers.get(SIGNATURE, "").encode()
             right = hmac.compare_digest(sign(self._key, sent_at, body).encode(), given)
-            if not right or abs(float(sent_at) - self._clock.now()) > TOLERANCE:
+            if not (right and abs(float(sent_at) - self._clock.now()) <= TOLERANCE):
                 self._tally.hints_refused += 1
                 return FORBIDDEN
             sender, *said = json.loads(body)
             hints = [_hint(*parts) for parts in said]
-        except (ValueError, TypeError, UnicodeError):
+        except (ValueError, TypeError, UnicodeError, RecursionError):
             self._tally.hints_refused += 1
             return BAD_REQUEST
         self._tally.hints_heard += len(hints)
@@ -216,9 +219,7 @@ class _Peer:
     async def _run(self) -> None:
         while True:
             await self._wanted.wait()
-            hints = list(self._waiting)[:MOST_IN_BODY]
-            for hint in hints:
-                del self._waiting[hint]
+            hints = self._next()
             if not self._waiting:
                 self._wanted.clear()
             answered = await self._tell(hints)
@@ -229,6 +230,19 @@ class _Peer:
                 self._failures = 0
             else:
                 await self._rest(hints)
+
+    def _next(self) -> list[Hint]:
+        """As many as a body may hold; their texts are counted as if nothing but ASCII could be written."""
+        hints: list[Hint] = []
+        room = LARGEST - HINT_OVERHEAD
+        for hint in itertools.islice(self._waiting, MOST_IN_BODY):
+            room -= len(json.dumps(hint.run_id)) + HINT_OVERHEAD
+            if room < 0:
+                break
+            hints.append(hint)
+        for hint in hints:
+            del self._waiting[hint]
+        return hints
 
     async def _tell(self, hints: Sequence[Hint]) -> bool:
         """Over the open connection if it still serves, else over a new one."""

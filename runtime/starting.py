@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perdure.runtime.engine.group import GroupCommit
+from perdure.runtime.errors import ClientClosed
 from perdure.runtime.local import LocalRunner
 from perdure.runtime.outcomes import Repeated
 from perdure.storage.clock import Clock, Randomness
@@ -46,6 +47,7 @@ class StartBatcher:
         self._clock = clock
         self._patience = patience
         self._open: set[asyncio.Future[StartOutcome]] = set()
+        self._over: ClientClosed | None = None
         self._group: GroupCommit[Arrival] = GroupCommit(
             self._flush, size=lambda a: START_OVERHEAD + len(a.run.payload)
         )
@@ -59,8 +61,9 @@ class StartBatcher:
         finally:
             self._open.discard(answer)
 
-    def end(self, error: Exception) -> None:
-        """Nobody serves any more: what was not answered yet gets ``error``."""
+    def end(self, error: ClientClosed) -> None:
+        """Nobody serves any more: what was not answered yet gets ``error``, and nothing is sent again."""
+        self._over = error
         for answer in self._open:
             if not answer.done():
                 answer.set_exception(error)
@@ -83,7 +86,7 @@ class StartBatcher:
         the culprits are alone (R8)."""
         try:
             return await self._start(runs)
-        except (DatabaseUnavailable, ConflictError, UnknownOutcome) as error:
+        except (DatabaseUnavailable, ConflictError, UnknownOutcome, ClientClosed) as error:
             return [error] * len(runs)
         except Exception as error:  # one of them is the cause
             if len(runs) == 1:
@@ -97,13 +100,18 @@ class StartBatcher:
             runs = [self._with_birth(run) for run in runs]
         write = Repeated(self._clock, self._randomness, patience=self._patience)
         try:
-            outcomes = await write.answer(lambda: self._store.start_runs(runs))
+            outcomes = await write.answer(lambda: self._send(runs))
         except BaseException as error:
-            lost = isinstance(error, UnknownOutcome | asyncio.CancelledError)
+            lost = write.lost is not None or isinstance(error, asyncio.CancelledError)
             self._settle(runs, [None] * len(runs), lost=lost)
             raise
         self._settle(runs, outcomes, lost=False)
         return outcomes
+
+    async def _send(self, runs: Sequence[NewRun]) -> Sequence[StartOutcome]:
+        if self._over is not None:
+            raise self._over
+        return await self._store.start_runs(runs)
 
     def _settle(
         self, runs: Sequence[NewRun], outcomes: Sequence[StartOutcome | None], *, lost: bool

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack, overload
 
-from perdure.runtime.arguments import StartOptions
+from perdure.runtime.arguments import StartOptions, check_timeout
 from perdure.runtime.authoring.definitions import UNSET, Unset, WorkflowDefinition
 from perdure.runtime.bulk import Progress
 from perdure.runtime.client import KEEP, Client
@@ -91,22 +91,31 @@ class SyncClient:
     ) -> None:
         self._settings = database if isinstance(database, Settings) else Settings(db=database)
         self._workflows = tuple(workflows)
-        self._lock = threading.Lock()
+        self._new_locks()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._client: Client | None = None
         self._pid = 0
 
+    def _new_locks(self) -> None:
+        self._lock = threading.Lock()
+        """Of `open` and `close`."""
+        self._gate = threading.Lock()
+        """Between giving work to the loop and ending it: what came through before is told of the end."""
+
     # -- life
     def open(self) -> Self:
         """Connect. Raises `ConfigurationError` when the database cannot be reached or its schema does not fit."""
         self._refuse_in_loop()
+        if self._pid not in (0, os.getpid()):
+            self._new_locks()  # another thread may have had them when this process was forked off
         with self._lock:
             if self._client is not None and self._pid == os.getpid():
                 raise ClientClosed(
                     "this client is open already: open it once, and use it from any thread"
                 )
             self._pid = os.getpid()
+            self._client = None  # of the process that this one was forked off from
             loop = self._loop = asyncio.SelectorEventLoop()
             self._thread = threading.Thread(
                 target=self._turn, args=(loop,), name="perdure-sync-client", daemon=True
@@ -124,9 +133,11 @@ class SyncClient:
 
     def close(self) -> None:
         """Safe to call twice. Calls under way in other threads raise `ClientClosed`."""
+        if self._pid != os.getpid():
+            return
         with self._lock:
             client, self._client = self._client, None
-            if client is None or self._pid != os.getpid():
+            if client is None:
                 return
             try:
                 self._in_loop(client.__aexit__(None, None, None))
@@ -156,16 +167,18 @@ class SyncClient:
             loop.close()
 
     def _end_loop(self) -> None:
-        loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        with self._gate:
+            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
         if loop is not None and thread is not None:
             loop.call_soon_threadsafe(loop.stop)
             thread.join(5)
 
     def _in_loop(self, work: Coroutine[Any, Any, T]) -> T:
         try:
-            if self._loop is None:
-                raise RuntimeError
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            with self._gate:
+                if self._loop is None:
+                    raise RuntimeError
+                future = asyncio.run_coroutine_threadsafe(work, self._loop)
         except RuntimeError:  # closed between two looks
             work.close()
             raise ClientClosed("the client was closed meanwhile") from None
@@ -230,6 +243,7 @@ class SyncClient:
         **options: Unpack[StartOptions],
     ) -> Out:
         """Start and wait: the result, or the recorded error with its type."""
+        check_timeout(timeout)
         return self.start(workflow, payload, **options).wait(timeout)
 
     @overload

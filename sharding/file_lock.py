@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from pathlib import Path
 from types import TracebackType
 
@@ -20,6 +21,9 @@ except ImportError as error:  # pragma: no cover - there is no such module on Wi
         "perdure locks its database file with fcntl, which this operating system does not have: "
         "Windows is not supported, run it under WSL or in a container"
     ) from error
+
+
+_held: weakref.WeakSet[FileLock] = weakref.WeakSet()
 
 
 class FileLock:
@@ -62,6 +66,7 @@ class FileLock:
             os.close(file)
             raise
         self._file = file
+        _held.add(self)
 
     def release(self) -> None:
         """Let go. Safe to call twice. The file stays: removing it would let two processes lock two files."""
@@ -100,6 +105,15 @@ class FileLock:
                 "nobody: stop it, or start it too with PERDURE_RUNNER_STORAGE=sql"
             )
         return f"{self._database} is in use by {who}: {self._remedy}"
+
+
+def _in_copy() -> None:
+    """In a process that was forked off: with its copy of the descriptor it would hold the lock beyond our end."""
+    for lock in list(_held):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_in_copy)
 
 
 def _try(file: int, mode: int) -> bool:

@@ -71,6 +71,8 @@ class _KeeperThread(ABC):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
         self._leave = self._draining = False
+        self._life = threading.Lock()
+        self._over = False
 
     @property
     def state(self) -> KeeperState:
@@ -84,21 +86,25 @@ class _KeeperThread(ABC):
 
         Blocks for as long as connecting takes (10 s at most). Raises what went wrong: `InUseError` for a taken port,
         `ConfigurationError`, `StorageError`; then nothing is left running."""
-        if self._thread is not None:
-            raise RuntimeError("a keeper starts once: make a new one, with a new runner id")
         booted: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._thread = threading.Thread(
-            target=self._run_thread, args=(booted,), name="perdure-keeper", daemon=True
-        )
-        self._thread.start()
+        with self._life:
+            if self._thread is not None or self._over:
+                raise RuntimeError("a keeper starts once: make a new one, with a new runner id")
+            self._thread = threading.Thread(
+                target=self._run_thread, args=(booted,), name="perdure-keeper", daemon=True
+            )
+            self._thread.start()
         booted.result()
 
     def stop(self, *, leave: bool = True) -> None:
         """End the thread: leave the cluster (all shards still held are free at once), close the port.
 
-        leave: False goes silently, as a crash does: the lease runs out. Safe to call twice, and before `start`.
-        Blocks for four renewal periods at most, when the database does not answer."""
-        thread = self._thread
+        leave: False goes silently, as a crash does: the lease runs out. Safe to call twice, and before or during
+        `start`, which then keeps no lease. Blocks for four renewal periods at most, when the database does not answer.
+        """
+        with self._life:
+            self._over = True
+            thread = self._thread
         if thread is None or not thread.is_alive():
             return
         self._leave = leave
@@ -179,6 +185,8 @@ class _KeeperThread(ABC):
             if self._port is not None:
                 self.identity = replace(self.identity, address=self._port.bind())
             await self._boot()
+            if self._over:  # whoever said so may have come before there was a loop to say it to
+                self._request_stop()
             if self._port is not None:
                 await self._port.serve(self.unready)
             if self._watch is not None:

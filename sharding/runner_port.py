@@ -13,7 +13,9 @@ import asyncio
 import contextlib
 import errno
 import json
+import os
 import socket
+import weakref
 from collections.abc import Callable, Mapping
 
 import structlog
@@ -66,6 +68,9 @@ class LoopWatch:
             self._last = self._clock.monotonic() - asked_at
 
 
+_bound: weakref.WeakSet[RunnerPort] = weakref.WeakSet()
+
+
 class RunnerPort:
     """One listening socket and its server. `bind` first, then `serve` on the keeper's loop until `close`."""
 
@@ -105,7 +110,7 @@ class RunnerPort:
             )
             family, _, _, _, place = found[0]
             listening = socket.socket(family, socket.SOCK_STREAM)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # also a name that can be none of a host
             raise ConfigurationError(self._cannot_listen(error)) from error
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -121,6 +126,7 @@ class RunnerPort:
             raise ConfigurationError(self._cannot_listen(error)) from error
         listening.setblocking(False)
         self._socket = listening
+        _bound.add(self)
         return self.address
 
     @property
@@ -165,9 +171,15 @@ class RunnerPort:
         if listening is not None:
             listening.close()
 
-    def _cannot_listen(self, error: OSError) -> str:
+    def _forget(self) -> None:
+        """In a process that was forked off: with its copy of the socket it would keep the port beyond our end."""
+        if self._socket is not None:
+            self._socket.close()
+
+    def _cannot_listen(self, error: OSError | UnicodeError) -> str:
+        reason = getattr(error, "strerror", None) or str(error)
         return (
-            f"cannot listen on {self._host}:{self._port}: {error.strerror}; PERDURE_RUNNER_HOST (or POD_IP) must be "
+            f"cannot listen on {self._host}:{self._port}: {reason}; PERDURE_RUNNER_HOST (or POD_IP) must be "
             "an address of this machine and PERDURE_RUNNER_PORT a port it may use"
         )
 
@@ -211,6 +223,14 @@ class RunnerPort:
                 Route("/hints", hints, methods=["POST"]),
             ]
         )
+
+
+def _in_copy() -> None:
+    for port in list(_bound):
+        port._forget()
+
+
+os.register_at_fork(after_in_child=_in_copy)
 
 
 async def _bounded_body(request: Request) -> bytes | None:

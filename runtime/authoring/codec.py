@@ -27,6 +27,8 @@ DEFAULT_LIMIT = 2 * 1024 * 1024
 VALUE_SHOWN = 80
 DEPTH = 200
 """Levels of nesting in an untyped value."""
+DEEPEST = 256
+"""Levels of nesting that pydantic writes, of whatever type."""
 
 _SCALARS: tuple[Any, ...] = (str, int, bool, float)
 _JSON_TYPES = frozenset((str, int, float, bool, type(None), list, dict))
@@ -298,9 +300,10 @@ def _may_hold_floats(adapter: TypeAdapter[Any]) -> bool:
 
 
 def _parts(value: Any, path: str, seen: frozenset[int]) -> Iterator[tuple[str, Any]]:
-    """Every value inside a value with its path; keys of mappings stand under their mapping's path."""
+    """Every value inside a value with its path; keys of mappings stand under their mapping's path. What lies deeper
+    than anything that can be written is left out."""
     yield path, value
-    if id(value) in seen or isinstance(value, (str, bytes, int, float)):
+    if id(value) in seen or isinstance(value, (str, bytes, int, float)) or len(seen) > DEEPEST:
         return
     seen = seen | {id(value)}
     inner: Iterator[tuple[object, Any]]

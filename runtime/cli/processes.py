@@ -133,6 +133,16 @@ class Processes:
                 pass_fds=(theirs,),
                 start_new_session=True,
             )
+        except OSError as error:  # no memory, no process, no descriptor left: there may be again
+            os.close(child.pipe)
+            self._start_again(child)
+            log.error(
+                "process.not-started",
+                process=child.number,
+                error=str(error),
+                again_in=child.pause,
+            )
+            return
         finally:
             os.close(theirs)
         log.info("process.started", process=child.number, pid=child.process.pid)
@@ -149,12 +159,15 @@ class Processes:
             self._code = code
             self._broken = True
         else:
-            steady = self._clock.monotonic() - child.started_at >= STEADY
-            child.pause = FIRST_PAUSE if steady else min(2 * child.pause, LONGEST_PAUSE)
-            child.start_at = self._clock.monotonic() + child.pause
+            self._start_again(child)
             log.error(
                 "process.crashed", process=child.number, pid=pid, code=code, again_in=child.pause
             )
+
+    def _start_again(self, child: Child) -> None:
+        steady = self._clock.monotonic() - child.started_at >= STEADY
+        child.pause = FIRST_PAUSE if steady else min(2 * child.pause, LONGEST_PAUSE)
+        child.start_at = self._clock.monotonic() + child.pause
 
     def _ended(self, code: int) -> None:
         """After a signal. One that was killed then was cut short as well."""

@@ -18,7 +18,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+import weakref
+from collections.abc import Awaitable, Callable, Mapping
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -28,7 +29,11 @@ from perdure.storage.clock import Clock, SystemClock
 
 T = TypeVar("T")
 
-NUMBERS = (signal.SIGTERM, signal.SIGINT)
+USUAL: Mapping[signal.Signals, Any] = {
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGINT: signal.default_int_handler,
+}
+NUMBERS = tuple(USUAL)
 CUT_SHORT = 4
 """Exit code of a pod that ended before its running steps did."""
 ORDERLY = 2.0
@@ -39,6 +44,8 @@ LEAVING = 3.0
 """Seconds for the last word to the database when the process is cut."""
 
 log = structlog.get_logger("perdure.cli")
+
+_listening: weakref.WeakSet[StopSignals] = weakref.WeakSet()
 
 
 class StopSignals:
@@ -75,6 +82,7 @@ class StopSignals:
             for number in NUMBERS:
                 signal.signal(number, self._handle)
             self._attach()
+        _listening.add(self)
         threading.Thread(target=self._listen, name="perdure-signals", daemon=True).start()
 
     def close(self) -> None:
@@ -82,6 +90,17 @@ class StopSignals:
         self._deadline = None
         with contextlib.suppress(OSError):
             self._theirs.send(b"\0")
+
+    def _forget(self) -> None:
+        """In a process that a step forked off: its signals are its own. With our handlers it would not end when it is
+        told to, and by the descriptor they write to we would hear it."""
+        with contextlib.suppress(ValueError):
+            signal.set_wakeup_fd(-1)
+        for number, usual in USUAL.items():
+            if signal.getsignal(number) == self._handle:
+                signal.signal(number, usual)
+        self._mine.close()
+        self._theirs.close()
 
     # -- in the main thread
     def _attach(self) -> bool:
@@ -165,3 +184,29 @@ class StopSignals:
         thread = threading.Thread(target=work, name="perdure-stopping", daemon=True)
         thread.start()
         return thread
+
+
+class _Forks:
+    """What happens around a fork by user code. A signal to the copy waits until its handlers are its own."""
+
+    def __init__(self) -> None:
+        self._thread = threading.local()
+
+    def before(self) -> None:
+        self._thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS if _listening else ())
+
+    def in_original(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._thread.mask)
+
+    def in_copy(self) -> None:
+        for signals in list(_listening):
+            signals._forget()
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._thread.mask)
+
+
+_forks = _Forks()
+os.register_at_fork(
+    before=_forks.before,
+    after_in_parent=_forks.in_original,
+    after_in_child=_forks.in_copy,
+)

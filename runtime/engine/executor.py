@@ -22,6 +22,7 @@ from perdure.runtime.authoring.retry import next_delay
 from perdure.runtime.authoring.step import StepDefinition, StepTarget
 from perdure.runtime.authoring.weight import is_heavy
 from perdure.runtime.body import StepCall
+from perdure.runtime.engine.copies import Original
 from perdure.runtime.engine.threads import DaemonThreads, StepThreads
 from perdure.runtime.inspection import failure_summary
 from perdure.runtime.telemetry import Telemetry
@@ -77,6 +78,7 @@ class StepExecutor:
         self._may_start = may_start
         self._result_limit = result_limit
         self._host = host
+        self._original = Original(host)
         self._now = now
         self._randomness = randomness
         self._park_after = park_after
@@ -183,10 +185,12 @@ class StepExecutor:
                 value = await definition.fn(*target.args, **target.kwargs)
             else:
                 value = await self._call(definition, target)
+            self._original.end_copy()
             if is_heavy(value):
                 return await self._encode_apart(definition, step.call, value), None
             return definition.encode_output(value, limit=self._result_limit), None
         except BaseException as error:
+            self._original.end_copy(error)
             return None, error
         finally:
             leave_step(token)

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from perdure.runtime.engine.copies import Original
+
 Job = Callable[[], None]
 IDLE_SECONDS = 30.0
 
@@ -42,22 +44,28 @@ class DaemonThreads:
     ) -> None:
         """Run ``function`` in ``context``; ``done(value, error)`` is called in that thread."""
 
+        original = Original()
+
         def job() -> None:
             try:
                 value = context.run(function)
             except (
                 BaseException
             ) as error:  # SystemExit too: it is the step's failure, not the pod's end (R7)
+                original.end_copy(error)
                 done(None, error)
             else:
+                original.end_copy()
                 done(value, None)
 
         with self._lock:
-            self._jobs.put(job)
             if self._idle > 0:
                 self._idle -= 1
+                self._jobs.put(job)
                 return
+        # First the thread: where the system gives no more of them, the caller is told, and the job is done by nobody.
         threading.Thread(target=self._serve, name=self._name, daemon=True).start()
+        self._jobs.put(job)
 
     def _serve(self) -> None:
         while True:

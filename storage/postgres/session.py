@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import socket
+import weakref
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -63,6 +65,9 @@ class Backend:
     """Where a pooler rotates sessions: what the transaction calls itself, since the process is everybody's."""
 
 
+_open: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
 class Session:
     """A connection with its settings made. Not for concurrent use."""
 
@@ -85,6 +90,7 @@ class Session:
         self.position = position
         version = connection.get_server_version()
         self.server_version = f"{version.major}.{version.minor}"
+        _open.add(self)
 
     @property
     def alive(self) -> bool:
@@ -336,12 +342,16 @@ def _decode_instant(value: tuple[int]) -> float:
     return from_micros(value[0] + EPOCH_2000)
 
 
-def _keep_alive(connection: asyncpg.Connection) -> None:
-    """A network that went silent is noticed within half a minute, also on a connection that only listens."""
+def _socket_of(connection: asyncpg.Connection) -> socket.socket | None:
     transport = getattr(
         connection, "_transport", None
     )  # the driver has no public way to its socket
-    sock = transport.get_extra_info("socket") if transport is not None else None
+    return transport.get_extra_info("socket") if transport is not None else None
+
+
+def _keep_alive(connection: asyncpg.Connection) -> None:
+    """A network that went silent is noticed within half a minute, also on a connection that only listens."""
+    sock = _socket_of(connection)
     if sock is None or sock.family == getattr(socket, "AF_UNIX", None):
         return
     for option, value in (
@@ -355,3 +365,17 @@ def _keep_alive(connection: asyncpg.Connection) -> None:
             level = socket.SOL_SOCKET if option.startswith("SO_") else socket.IPPROTO_TCP
             with contextlib.suppress(OSError):
                 sock.setsockopt(level, number, value)
+
+
+def _in_copy() -> None:
+    """In a process that was forked off: with its copies of the sockets, our sessions and what they have locked would
+    outlive us. The descriptors stay taken, so that whoever closes them late closes nobody else's."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for session in list(_open):
+        sock = _socket_of(session.connection)
+        if session.alive and sock is not None and sock.fileno() >= 0:
+            os.dup2(nowhere, sock.fileno(), inheritable=False)
+    os.close(nowhere)
+
+
+os.register_at_fork(after_in_child=_in_copy)

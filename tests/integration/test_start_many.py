@@ -170,3 +170,46 @@ async def test_a_lost_answer_is_made_good_and_an_outage_ends_the_call(
         assert [s.error for s in again] == [None] * 2_000
         counts = await client._parts.store.count_runs()
         assert counts == {RunStatus.PENDING: 3_200}
+
+
+class Deep:
+    """A payload whose own code fails."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise LookupError(name)
+
+
+def nested(levels: int) -> Any:
+    value: Any = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@workflow(name="keyed-by-its-parts", idempotency_key=lambda order: order["id"].strip())
+async def keyed_by_its_parts(ctx: Context, order: Any) -> None: ...
+
+
+async def test_a_key_that_raises_is_its_payload_s_fault_alone(migrated_sqlite_url: str) -> None:
+    async with client_on(migrated_sqlite_url, [keyed_by_its_parts]) as client:
+        orders: list[Any] = [{"id": "a"}, {}, {"id": None}, nested(5_000), Deep(), {"id": "b"}]
+        started = await client.start_many(keyed_by_its_parts, orders)
+        assert [each.error is None for each in started] == [True, False, False, False, False, True]
+        assert isinstance(started[1].error, KeyError)
+        assert isinstance(started[2].error, AttributeError)
+        assert len(await client.list()) == 2
+
+
+async def test_what_progress_raises_ends_the_call_in_order(migrated_url: str) -> None:
+    async with runner_on(migrated_url, KNOWN, slots=20) as runner:
+
+        def progress(done: int, total: int) -> None:
+            raise LookupError("no bar")
+
+        with pytest.raises(LookupError, match="no bar"):  # as it is, not in a group
+            await runner.client.start_many(doubles, range(5_000), progress=progress)
+        counts = await runner.client._parts.store.count_runs()
+        assert (
+            500 <= sum(counts.values()) <= 2_000
+        )  # what was under way has ended, no more was sent
+        assert not runner.session.engine.births.claims

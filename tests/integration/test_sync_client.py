@@ -177,12 +177,54 @@ def test_what_cannot_be_reached_is_told_and_nothing_is_left(tmp_path) -> None:
     until_blocking(lambda: threading.active_count() == before, what="no thread is left")
 
 
+def test_a_call_that_meets_the_close_is_told(served: str, monkeypatch) -> None:
+    """It has the loop in its hands already, and would give its work to one that has turned for the last time."""
+    client = SyncClient(served, workflows=WORKFLOWS).open()
+    told: list[object] = []
+    began, turned, given = threading.Event(), threading.Event(), threading.Event()
+    give = asyncio.run_coroutine_threadsafe
+
+    def late(work: Any, loop: asyncio.AbstractEventLoop) -> Any:
+        if threading.current_thread() is not caller:
+            return give(work, loop)
+        began.set()
+        turned.wait(0.5)
+        future = give(work, loop)
+        given.set()
+        return future
+
+    assert client._loop is not None
+    end_loop = client._loop.close
+
+    def last() -> None:
+        turned.set()
+        given.wait(5)
+        end_loop()
+
+    def call() -> None:
+        try:
+            told.append(client.get("x"))
+        except BaseException as error:
+            told.append(error)
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", late)
+    client._loop.close = last  # type: ignore[method-assign]
+    caller = threading.Thread(target=call, daemon=True)
+    caller.start()
+    assert began.wait(10)
+    client.close()
+    caller.join(5)
+    assert len(told) == 1, "it waits for ever"
+    assert told[0] is None or isinstance(told[0], ClientClosed)
+
+
 FORKS = """
     import os, sys
-    from perdure import ClientClosed, SyncClient
+    from perdure import ClientClosed, ConfigurationError, Settings, SyncClient
     client = SyncClient(sys.argv[1]).open()
     assert client.get("x") is None
-    child = os.fork()
+    with client._lock, client._gate:  # as if other threads were at it
+        child = os.fork()
     if child == 0:
         try:
             client.get("x")
@@ -190,7 +232,16 @@ FORKS = """
             assert "forked" in str(error), error
             client.close()
             with SyncClient(sys.argv[1]) as own:
-                os._exit(7 if own.get("x") is None else 1)
+                assert own.get("x") is None
+            # The same one may be opened here, also by a second try, and whatever the parent was doing with it.
+            refused = client._settings
+            client._settings = Settings(db="postgresql://postgres@127.0.0.1:1/none")
+            try:
+                client.open()
+            except ConfigurationError:
+                client._settings = refused
+                client.open()
+                os._exit(7 if client.get("x") is None else 1)
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert client.get("x") is None

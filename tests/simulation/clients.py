@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from perdure.runtime.authoring.registry import Registry
-from perdure.runtime.client import Client, Parts
+from perdure.runtime.client import Client
 from perdure.runtime.errors import MailboxFull, RunEnded, RunNotFound, WrongStatus
 from perdure.runtime.hints import HintBus
+from perdure.runtime.parts import Parts
 from perdure.storage.clock import SeededRandomness
 from perdure.storage.errors import PerdureError, StorageError
 

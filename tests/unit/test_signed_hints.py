@@ -209,3 +209,23 @@ async def test_a_flood_is_one_call_of_the_loop_and_one_any() -> None:
         assert ANY in a.told
         assert len(a.told) <= MOST_WAITING
         assert a.tally.hints_heard == 12_000
+
+
+async def test_what_the_key_signs_need_not_make_sense() -> None:
+    async with pod("a") as a:
+        assert await a.post(b'["x",' + b"[" * 60_000) == 400
+        assert await a.post(b'["x",["w","r",1]]', at=float("nan")) == 403
+        assert await a.post(b'["x",["w","r",' + b"9" * 5_000 + b"]]") == 400
+        assert await a.post(b'["x",["w","\\ud800",-7]]') == 204
+        assert a.tally.hints_refused == 3
+
+
+async def test_a_body_never_outgrows_what_is_taken() -> None:
+    """Ids and names may hold what JSON writes as six times as many bytes."""
+    said = [Hint(HintKind.WAKE, f"{n:03}" + '"\\\x01' * 65, n) for n in range(400)]
+    said += [Hint(HintKind.STRAY, f"{n:03}" + "\N{SNOWMAN}" * 197) for n in range(400)]
+    async with pod("a") as a, pod("b") as b:
+        a.hints.peers([b.port.address])
+        a.hints.send(said)
+        await until(lambda: len(b.told) == 800, what="all of them")
+        assert a.tally.hints_dropped == 0

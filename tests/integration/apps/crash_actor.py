@@ -22,8 +22,8 @@ from typing import Any, Literal, TypeVar
 
 from perdure import App, Client
 from perdure.runtime.authoring.registry import Registry
-from perdure.runtime.client import Parts
 from perdure.runtime.hints import HintBus
+from perdure.runtime.parts import Parts
 from perdure.runtime.runner import Runner
 from perdure.runtime.settings import Settings
 from perdure.storage.clock import SystemClock, SystemRandomness

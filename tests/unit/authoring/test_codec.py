@@ -413,3 +413,37 @@ def test_a_typed_dict_names_its_missing_and_wrong_fields():
     assert codec_for(Shop).encode({"name": "x", "best": {"name": "A", "year": "1979"}}) == (
         b'{"name":"x","best":{"name":"A","year":1979}}'
     )
+
+
+class Chain(BaseModel):
+    word: str = "x"
+    rest: "Chain | None" = None
+
+
+def chained(links: int) -> Chain:
+    chain = Chain()
+    for _ in range(links):
+        chain = Chain(rest=chain)
+    return chain
+
+
+@pytest.mark.parametrize("levels", [300, 5_000])
+def test_what_is_too_deep_to_be_written_is_a_fault_and_no_recursion_error(levels):
+    nested: Any = "\ud800"
+    for _ in range(levels):
+        nested = [nested]
+    for value, annotation in ((nested, Any), (nested, list[Any]), (chained(levels), Chain)):
+        with pytest.raises(ValueFault):
+            codec_for(annotation).encode(value)
+    with pytest.raises(ValueFault):
+        encode_message(nested, "a message")
+    with pytest.raises(ValueFault):
+        encode_message({"a": chained(levels)}, "a message")
+
+
+def test_a_surrogate_within_what_can_be_written_is_found_where_it_is():
+    nested: Any = {"word": "\ud800"}
+    for _ in range(150):
+        nested = [nested]
+    with pytest.raises(ValueFault, match="lone surrogate"):
+        encode_message(nested, "a message")

@@ -169,6 +169,7 @@ class TestRefused:
         ("flags", "said"),
         [
             ({"lease": 10, "renewal": 4}, "at most a third of the lease (10 s)"),
+            ({"runner_port": 65_530, "processes": 8}, "at most 65528 with 8 processes"),
             ({"renewal": 1, "look": 2}, "at most the renewal (1 s)"),
             (
                 {"db": "sqlite:////x/y.db", "runner_storage": "sql", "lease": 2},
@@ -239,6 +240,8 @@ def test_forms_that_are_understood(key, text, value):
         ("runner_port", "70000"),
         ("runner_host", ""),
         ("replica_id", " edge"),
+        ("replica_id", "pod-\udcff"),  # what Python makes of bytes that are no UTF-8
+        ("runner_host", "host-\udcff"),
         ("schema", "a-b"),
         ("schema", 'a"; drop'),
         ("app", "shop.main"),

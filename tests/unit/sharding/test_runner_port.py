@@ -122,3 +122,11 @@ async def test_a_closed_loop_lags_for_ever():
     watch.ping()
     clock.time += 60.0
     assert watch.lag() == 60.0
+
+
+@pytest.mark.parametrize(
+    "host", ["pod..example", "x" * 70, "\u2603", "192.0.2.7", "no.such.host.invalid"]
+)
+def test_an_address_that_cannot_be_listened_on_is_named(host):
+    with pytest.raises(ConfigurationError, match=r"cannot listen on .*PERDURE_RUNNER_HOST"):
+        RunnerPort(host=host, port=0, status=dict).bind()
