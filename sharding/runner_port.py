@@ -21,9 +21,10 @@ from collections.abc import Callable, Mapping
 import structlog
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from perdure.storage.clock import Clock
 from perdure.storage.errors import ConfigurationError, InUseError
@@ -33,6 +34,8 @@ log = structlog.stdlib.get_logger("perdure.sharding")
 
 LARGEST_POST = 64 * 1024
 """Bytes."""
+REQUEST_WITHIN = 10.0
+"""Seconds for a request and its answer; also for the first one to come."""
 KEEP_ALIVE = 75
 """Seconds an idle connection stays open: peers that say something now and then need not connect anew."""
 
@@ -66,6 +69,43 @@ class LoopWatch:
         asked_at, self._asked_at = self._asked_at, None
         if asked_at is not None:
             self._last = self._clock.monotonic() - asked_at
+
+
+class Punctual(H11Protocol):
+    """A connection that is cut when a request on it is not over in time: whoever sends half of one, or none, would keep
+    one of the process's descriptors for ever."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect()
+
+    def data_received(self, data: bytes) -> None:
+        self._expect()
+        super().data_received(data)
+
+    def on_response_complete(self) -> None:
+        self._over()
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._over()
+        super().connection_lost(exc)
+
+    @property
+    def unfinished(self) -> bool:
+        """A request, or the first of them, is not over yet."""
+        return self._late is not None
+
+    def _expect(self) -> None:
+        if self._late is None:
+            self._late = self.loop.call_later(REQUEST_WITHIN, self.transport.abort)
+
+    def _over(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
 
 
 _bound: weakref.WeakSet[RunnerPort] = weakref.WeakSet()
@@ -142,7 +182,7 @@ class RunnerPort:
         assert self._socket is not None
         config = uvicorn.Config(
             self._app(unready),
-            http="h11",
+            http=Punctual,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -168,6 +208,8 @@ class RunnerPort:
                 listener.close()
             for connection in list(server.server_state.connections):
                 connection.shutdown()
+                if isinstance(connection, Punctual) and connection.unfinished:
+                    connection.transport.abort()
         if listening is not None:
             listening.close()
 
@@ -234,10 +276,13 @@ os.register_at_fork(after_in_child=_in_copy)
 
 
 async def _bounded_body(request: Request) -> bytes | None:
-    """None: there is more of it than anybody has to say."""
+    """None: there is more of it than anybody has to say, or its sender has gone."""
     body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > LARGEST_POST:
-            return None
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > LARGEST_POST:
+                return None
+    except ClientDisconnect:  # nobody is there to be told
+        return None
     return body

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, SecretBytes, SecretStr, TypeAdapter, ValidationError
-from pydantic_core import PydanticSerializationError, to_json
+from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from perdure.runtime.authoring.errors import FieldFault, PayloadTooLarge
 from perdure.runtime.authoring.names import storable_fault
@@ -27,6 +27,8 @@ DEFAULT_LIMIT = 2 * 1024 * 1024
 VALUE_SHOWN = 80
 DEPTH = 200
 """Levels of nesting in an untyped value."""
+CERTAINLY_READ = 400
+"""Bytes of JSON that are too few for nesting or a number that cannot be read back."""
 DEEPEST = 256
 """Levels of nesting that pydantic writes, of whatever type."""
 
@@ -173,6 +175,12 @@ def encode_message(value: Any, what: str, *, limit: int = DEFAULT_LIMIT) -> str:
         _raise_first(_secrets(value))
     if len(data) > limit:
         raise PayloadTooLarge(what, len(data), limit)
+    if len(data) > CERTAINLY_READ:
+        try:
+            from_json(data)
+        except ValueError as error:  # the sender's fault: the receiver would fail on it
+            message = f"does not read back as it is written: {error}"
+            raise ValueFault([_fault("", message, value)]) from error
     return data.decode()
 
 

@@ -447,3 +447,14 @@ def test_a_surrogate_within_what_can_be_written_is_found_where_it_is():
         nested = [nested]
     with pytest.raises(ValueFault, match="lone surrogate"):
         encode_message(nested, "a message")
+
+
+def test_a_message_that_would_not_read_back_is_refused_at_its_sender():
+    nested: Any = 1
+    for _ in range(220):
+        nested = [nested]
+    for value in (nested, 10**4_301, {"n": [10**4_400]}):
+        with pytest.raises(ValueFault, match="does not read back"):
+            encode_message(value, "a message")
+    assert len(encode_message(10**4_299, "a message")) == 4_300
+    assert encode_message([1] * 500, "a message") == f"[{'1,' * 499}1]"

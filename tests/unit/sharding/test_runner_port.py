@@ -6,10 +6,12 @@ from collections.abc import Mapping
 import httpx
 import pytest
 
+from perdure.sharding import runner_port
 from perdure.sharding.runner_port import LoopWatch, RunnerPort
 from perdure.sharding.slots import slot_of
 from perdure.storage.clock import SystemClock
 from perdure.storage.errors import ConfigurationError, InUseError
+from tests.harness.waiting import until
 
 pytestmark = pytest.mark.req("CL7", "CL11")
 
@@ -130,3 +132,49 @@ async def test_a_closed_loop_lags_for_ever():
 def test_an_address_that_cannot_be_listened_on_is_named(host):
     with pytest.raises(ConfigurationError, match=r"cannot listen on .*PERDURE_RUNNER_HOST"):
         RunnerPort(host=host, port=0, status=dict).bind()
+
+
+async def test_requests_that_do_not_come_to_an_end_are_cut_off(monkeypatch, caplog):
+    """Half a request, half a body, or nothing at all: none keeps its connection, and who is in time is answered."""
+    monkeypatch.setattr(runner_port, "REQUEST_WITHIN", 1.0)
+    port = RunnerPort(host="127.0.0.1", port=0, status=dict, hints=lambda headers, body: 204)
+    await port.serve(lambda: None)
+    assert port._server is not None
+    connections = port._server.server_state.connections
+    host, _, number = port.address.rpartition(":")
+    post = b"POST /hints HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n"
+
+    async def send(*parts: bytes) -> bytes:
+        """The answers, until the other side closes."""
+        reader, writer = await asyncio.open_connection(host, int(number))
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            if part.endswith(b"\n\r\n") and part.startswith(b"GET"):
+                assert (await reader.readuntil(b"ok\n")).startswith(b"HTTP/1.1 200 OK")
+        try:
+            return await reader.read()
+        except ConnectionError:
+            return b""
+        finally:
+            writer.transport.abort()
+
+    try:
+        patient = httpx.AsyncClient(trust_env=False)
+        async with patient, asyncio.timeout(10):
+            assert (await patient.get(f"http://{port.address}/livez")).status_code == 200
+            slow = await asyncio.gather(
+                *(send(*parts) for parts in ((), (b"GET /li",), (post,), (post, b"1234")))
+            )
+            assert slow == [b""] * 4
+            assert await send(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n", b"GET /livez HT") == b""
+            # A connection that rests between two requests stays.
+            assert len(connections) == 1
+            assert (await patient.get(f"http://{port.address}/livez")).status_code == 200
+            assert len(connections) == 1
+            held = asyncio.create_task(send(post, b"1"))
+            await until(lambda: len(connections) == 2, what="the last one's connection")
+    finally:
+        await port.close()
+    assert await asyncio.wait_for(held, 5) == b""
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
