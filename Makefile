@@ -13,7 +13,8 @@ help:
 	@echo 'make demo [DB=postgres]   three pods, one killed half-way, all orders done'
 	@echo 'make test                 lint and the default tier (PYTEST_ARGS="-k name" narrows it)'
 	@echo 'make test-all             lint and both tiers'
-	@echo 'make bench                speed, as JSON lines'
+	@echo 'make bench [PEERS=folder] speed, as JSON lines; other systems beside it, by a harness of yours (STRICT=1: fail'
+	@echo '                          where a goal is missed)'
 	@echo 'make soak [MINUTES=30]    10,000 simulated worlds, a snapshot of 10 minutes under load, and pods under load, one'
 	@echo '                          killed each minute (or HOURS=n)'
 	@echo 'make requirements         released requirement rows without a test'
@@ -43,7 +44,7 @@ soak: setup
 	@$(PY) -m benchmarks.soak
 
 bench: setup
-	@$(PY) -m benchmarks
+	@$(PY) -m benchmarks $(if $(STRICT),--strict) $(if $(PEERS),--peers $(PEERS))
 	@$(PY) -m benchmarks.body_loop
 	@$(PY) -m benchmarks.parked
 

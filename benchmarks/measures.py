@@ -8,12 +8,14 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import asyncpg
 from opentelemetry import trace
 
+from benchmarks.processes import processor_seconds
 from benchmarks.workflows import LARGE, app, large, nobody, one
 from perdure import Client, WorkflowDefinition
 from perdure.runtime.bulk import UNDER_WAY
@@ -34,9 +36,32 @@ insert into perdure_wakes (run_id, slot, wake_at) select run_id, slot, now() fro
 """
 """The rows of a start and nothing else: no look-up, no answer."""
 CHUNK = 500
-TURNS = 4
+TURNS = 6
+SMALL = 600
+"""Small runs, or commits, of a turn."""
 BETWEEN_LARGE = 0.01
 """Seconds between two 2 MiB commits of a pod: writing and reading JSON, and giving the step to its body."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """The 99th percentile of small things, in seconds, alone and beside large ones."""
+
+    alone: float
+    beside: float
+
+    @property
+    def times(self) -> float:
+        return self.beside / self.alone
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Two pods at once. pods, server: cores that both pods, and all processes of the server, used meanwhile."""
+
+    steps_per_second: float
+    pods: float
+    server: float
 
 
 def runner_on(url: str, **settings: object) -> Runner:
@@ -88,6 +113,24 @@ async def throughput(
     return runs / (time.perf_counter() - began), time.process_time() - cpu
 
 
+async def throughput_for(
+    runner: Runner, which: WorkflowDefinition[int, int], seconds: float
+) -> tuple[int, float]:
+    """(runs that ended within so many seconds, CPU seconds of this process) with 50 in flight all the time."""
+    end = time.perf_counter() + seconds
+    ended = 0
+
+    async def drive(n: int) -> None:
+        nonlocal ended
+        while time.perf_counter() < end:
+            await runner.client.run(which, n)
+            ended += time.perf_counter() < end
+
+    cpu = time.process_time()
+    await asyncio.gather(*(drive(n) for n in range(CONNECTIONS)))
+    return ended, time.process_time() - cpu
+
+
 async def latency(runner: Runner, runs: int) -> float:
     """Median seconds from start to result of a one-step run on an idle system."""
     taken = await _one_by_one(runner, runs)
@@ -103,8 +146,8 @@ async def _one_by_one(runner: Runner, runs: int) -> list[float]:
     return taken
 
 
-async def beside_large(runner: Runner, runs: int = 400) -> float:
-    """The 99th percentile of small runs, ten at a time, beside one that writes 2 MiB results, over the same without."""
+async def beside_large(runner: Runner, runs: int = SMALL) -> Beside:
+    """Small runs, ten at a time, without and with one beside them that writes 2 MiB results."""
 
     async def small() -> list[float]:
         taken = await asyncio.gather(*(_one_by_one(runner, runs // 10) for _ in range(10)))
@@ -116,7 +159,7 @@ async def beside_large(runner: Runner, runs: int = 400) -> float:
     return await _beside(small, write)
 
 
-async def rows_beside_large(url: str, commits: int = 400) -> float:
+async def rows_beside_large(url: str, commits: int = SMALL) -> Beside:
     """The same of plain connections: ten that commit a row twice, beside one that commits 2 MiB as often as a pod
     does. What the server, its disk and this loop make of it."""
     *connections, other = [await asyncpg.connect(url) for _ in range(11)]
@@ -148,8 +191,8 @@ async def rows_beside_large(url: str, commits: int = 400) -> float:
 
 async def _beside(
     small: Callable[[], Awaitable[list[float]]], write: Callable[[], Awaitable[None]]
-) -> float:
-    """How the 99th percentile of ``small`` grows while ``write`` is called over and over; by turns without and with."""
+) -> Beside:
+    """``small`` by turns alone and while ``write`` is called over and over."""
     alone: list[float] = []
     beside: list[float] = []
     await write()  # everybody's connections are open, and statements planned
@@ -167,12 +210,12 @@ async def _beside(
         finally:
             enough.set()
             await writing
-    return statistics.quantiles(beside, n=100)[-1] / statistics.quantiles(alone, n=100)[-1]
+    return Beside(*(statistics.quantiles(taken, n=100)[-1] for taken in (alone, beside)))
 
 
-async def two_processes(url: str, runs: int) -> float:
-    """Steps a second of two pods that share the shards, each starting half of the runs."""
-    command = [sys.executable, "-m", "benchmarks.worker", url, str(runs // 2)]
+async def two_processes(url: str, server: int, seconds: float) -> Together:
+    """Two pods that share the shards, each starting ten-step runs for so long. server: the postmaster's process id."""
+    command = [sys.executable, "-m", "benchmarks.worker", url, str(seconds)]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
     workers = [
         await asyncio.create_subprocess_exec(
@@ -184,23 +227,26 @@ async def two_processes(url: str, runs: int) -> float:
         )
         for _ in range(2)
     ]
-    for worker in workers:
-        assert worker.stdout is not None
-        assert await worker.stdout.readline() == b"ready\n", "a pod did not get its shards"
-    began = time.perf_counter()
-    for worker in workers:
-        assert worker.stdin is not None
-        worker.stdin.write(b"go\n")
-    ended = 0
-    for worker in workers:
-        assert worker.stdout is not None
-        ended += int(json.loads(await worker.stdout.readline())["runs"])
-    seconds = time.perf_counter() - began
-    for worker in workers:
-        assert worker.stdin is not None
-        worker.stdin.close()
-        await worker.wait()
-    return ended * 10 / seconds
+    try:
+        for worker in workers:
+            assert worker.stdout is not None
+            assert await worker.stdout.readline() == b"ready\n", "a pod did not get its shards"
+        began, used = time.perf_counter(), processor_seconds(server)
+        for worker in workers:
+            assert worker.stdin is not None
+            worker.stdin.write(b"go\n")
+        ended, cpu = 0, 0.0
+        for worker in workers:
+            assert worker.stdout is not None
+            told = json.loads(await worker.stdout.readline())
+            ended, cpu = ended + told["runs"], cpu + told["cpu"]
+        took, used = time.perf_counter() - began, processor_seconds(server) - used
+    finally:
+        for worker in workers:
+            assert worker.stdin is not None
+            worker.stdin.close()
+            await worker.wait()
+    return Together(ended * 10 / seconds, pods=cpu / took, server=used / took)
 
 
 async def raw_starts(url: str, rows: int) -> float:
@@ -246,6 +292,14 @@ def trace_everything() -> bool:
     return True
 
 
-def spread(values: Sequence[float]) -> float:
-    """How far apart the values of one metric are, as a share of their median."""
-    return (max(values) - min(values)) / statistics.median(values)
+async def stored(url: str) -> int:
+    """Bytes of the tables of runs, with their indexes."""
+    connection = await asyncpg.connect(url)
+    try:
+        found = await connection.fetchval(
+            "select sum(pg_total_relation_size(oid))::bigint from pg_class"
+            " where relkind in ('r', 'p') and relname like 'perdure%'"
+        )
+    finally:
+        await connection.close()
+    return int(found)

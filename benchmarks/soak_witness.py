@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,8 +59,13 @@ class Witness:
         self.violations += check_history(sorted([*rows, *cluster], key=lambda row: row.id))
         mine = self._executions_of(set(ended))
         accounted, faults = accounted_executions(rows), self._faults()
+        interrupted = interrupted_by_cancels(rows, mine, accounted)
         for again, kills in ((False, faults), (True, [*faults] * AGAIN_IN_MEMORY)):
-            some = [each for each in mine if self._tried_again(each) is again]
+            some = [
+                each
+                for each in mine
+                if self._tried_again(each) is again and each not in interrupted
+            ]
             self.violations += check_executions(some, accounted, kills, window=WINDOW)
         self.runs, self.rows = self.runs + len(ended), self.rows + len(rows)
         self.executions += len(mine)
@@ -112,3 +117,26 @@ class Witness:
             if execution.run in run_ids:
                 places[execution.run].append(at)
         return [self._lines.pop(at) for mine in places.values() for at in mine]
+
+
+def interrupted_by_cancels(
+    rows: Sequence[AuditRow],
+    executions: Sequence[Execution],
+    accounted: Mapping[tuple[str, str], int],
+) -> set[Execution]:
+    """What the journal need not account for: the last execution of a step that its run's cancel cut short."""
+    cancelled = {
+        row.run_id
+        for row in rows
+        if (row.table, row.op, row.kind) == ("steps", "I", "cancel") and row.run_id
+    }
+    last: dict[tuple[str, str], Execution] = {}
+    for execution in sorted(executions, key=lambda each: each.started):
+        last[execution.run, execution.key] = execution
+    return {
+        execution
+        for place, execution in last.items()
+        if execution.run in cancelled
+        and execution.how == "cancelled"
+        and not accounted.get(place, 0)
+    }
