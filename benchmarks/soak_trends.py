@@ -16,19 +16,19 @@ HOUR = 3600.0
 MOST_POINTS = 300
 AGE = 40.0
 """Seconds of life at which a young pod is compared with those before it: shorter than from kill to kill."""
-ROOM = 16 * MIB
-"""What any pod may have beyond one and a half times the one that is never killed."""
+TIMES, ROOM = 1.25, 8 * MIB
+"""What any pod may have: so many times the memory of the one that is never killed, and so much more."""
 
 PER_HOUR = {
     "memory of the oldest pod": 8 * MIB,
-    "memory of young pods": 16 * MIB,
+    "memory of young pods": 8 * MIB,
     "connections": 6,
     "dead tuples": 30_000,
-    "tables": 16 * MIB,
+    "tables": 8 * MIB,
 }
 """The most that each may grow. With ten runs a second on three pods and a kill a minute that is: 700 bytes of a pod's
-memory for each run it executes, and twice as much from one young pod to the next, of which there are few to measure; a
-connection for each tenth kill; about a tenth of the row versions that die, and of the rows that are written."""
+memory for each run it executes; an eighth of a MiB from one young pod to the next; a connection for each tenth kill; a
+twelfth of the row versions that die; and a sixteenth of the rows that are written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def trends(samples: Sequence[Sample]) -> list[Trend]:
 
 def too_large(samples: Sequence[Sample]) -> str | None:
     """A pod of any age far larger than the one that is never killed, if there is one."""
-    bound = 1.5 * level(oldest(samples)) + ROOM
+    bound = TIMES * level(oldest(samples)) + ROOM
     size, name = max((size, name) for sample in samples for name, size in sample.pods.items())
     if size <= bound:
         return None

@@ -74,7 +74,7 @@ GROWTH: dict[str, Callable[[Sample], Sample]] = {
         s, lambda name, size: size + (12 * MIB * hours(s) if name == "pod-1" else 0)
     ),
     "memory of young pods": lambda s: with_pods(
-        s, lambda name, size: size + (0 if name == "pod-1" else 24 * MIB * born(name))
+        s, lambda name, size: size + (0 if name == "pod-1" else 12 * MIB * born(name))
     ),
     "connections": lambda s: Sample(
         s.at, s.pods, s.connections + int(10 * hours(s)), s.dead, s.tables
@@ -83,7 +83,7 @@ GROWTH: dict[str, Callable[[Sample], Sample]] = {
         s.at, s.pods, s.connections, s.dead + int(45_000 * hours(s)), s.tables
     ),
     "tables": lambda s: Sample(
-        s.at, s.pods, s.connections, s.dead, s.tables + int(24 * MIB * hours(s))
+        s.at, s.pods, s.connections, s.dead, s.tables + int(12 * MIB * hours(s))
     ),
 }
 
