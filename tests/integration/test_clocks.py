@@ -76,6 +76,8 @@ class FakeTime:
             "FAKETIME_TIMESTAMP_FILE": str(self._file),
             "FAKETIME_CACHE_DURATION": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            # Its work-around for an old C library makes threads of Python stand still for seconds.
+            "FAKETIME_FORCE_MONOTONIC_FIX": "0",
             "FAKETIME_DISABLE_SHM": "1",
         }
 

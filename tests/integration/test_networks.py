@@ -30,7 +30,7 @@ pytestmark = [
 ]
 
 LEASE = 15.0
-BACK = 10.0
+BACK = 5.0
 """Seconds from the return of the network to the moment at which every run has gone on by two steps."""
 PLAN = Beats(work=0.1, rest=0.2)
 
