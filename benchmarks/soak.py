@@ -3,7 +3,7 @@
 A line each ten seconds tells how it goes. At the end there is a verdict: every run ended as it had to, the history that
 the database's triggers kept and the side log of executions show nothing that must not be, one pod was killed each
 minute and none ended by itself, and memory, connections, dead tuples and table sizes do not grow (see `soak_trends`;
-from fifteen minutes on). What kills, samples and checks is part of it: when one of them fails, the soak ends and has
+from twenty minutes on). What kills, samples and checks is part of it: when one of them fails, the soak ends and has
 failed. Exit code 0 if all was well.
 """
 
@@ -42,7 +42,7 @@ KILL_EVERY = 60.0
 SAMPLE_EVERY = 10.0
 SWEEP_EVERY = 30.0
 FINISHED_TTL = 60
-JUDGED_FROM = 15.0
+JUDGED_FROM = 20.0
 """Minutes: over a shorter time what goes up and down looks like growth."""
 LAST_RUNS = 120.0
 """Seconds that runs may take to end after the last was started."""
