@@ -114,6 +114,8 @@ class Runner:
             raise RuntimeError("this runner has been started before: make another")
         try:
             await self._start()
+        except GeneratorExit:  # the loop is over, nothing can be awaited any more
+            raise
         except BaseException:
             await self.stop()
             raise

@@ -156,7 +156,8 @@ def check_executions(world: World, rows: Sequence[AuditRow], excuses: Excuses) -
         for (run_id, key), count in recorded.items()
         if (run_id, key) not in executed
     ]
-    for (run_id, key, _), mine in _places(world.executions, rows).items():
+    forgotten = [row for lost in world.server.lost for row in lost.rows if row.table == "runs"]
+    for (run_id, key, _), mine in _places(world.executions, rows, forgotten).items():
         lives = _lives(mine)
         unexplained = len(lives) - 1 - excuses.most_explained(lives[:-1])
         if unexplained > 0:
@@ -172,12 +173,13 @@ def check_executions(world: World, rows: Sequence[AuditRow], excuses: Excuses) -
 
 
 def _places(
-    executions: Sequence[Execution], rows: Sequence[AuditRow]
+    executions: Sequence[Execution], rows: Sequence[AuditRow], lost: Sequence[AuditRow]
 ) -> dict[tuple[str, str, int], list[Execution]]:
-    """Executions by run, step and how often the run's id had been started by then; those before its cancel."""
+    """Executions by run, step and how often the run's id had been started by then; those before its cancel. lost:
+    starts and ends of runs that fail-overs took back."""
     births: dict[str | None, list[float]] = defaultdict(list)
     cancels: dict[tuple[str | None, int], float] = {}
-    for row in rows:
+    for row in sorted([*rows, *lost], key=lambda row: row.at):
         if row.table == "runs" and row.op == "I":
             births[row.run_id].append(row.at)
         elif row.table == "messages" and row.op == "I" and row.kind == "cancel":

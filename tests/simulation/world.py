@@ -276,6 +276,8 @@ class World:
         self.kills: Counter[str] = Counter()
         self.faults: list[Fault] = []
         self.jumps: list[tuple[float, float]] = []
+        self.falling_over = 0
+        """Replicas that are still to become the primary."""
         """When the database's clock was set, and by how much."""
         self.accounts = Accounts(self)
         self.processes: dict[int, Pod | None] = {0: None}
@@ -396,7 +398,7 @@ class World:
         operator = self.visitors[0]
         while self.loop.now < ends:
             await asyncio.sleep(0.5)
-            if operator.idle and not self.unsettled():
+            if operator.idle and not self.falling_over and not self.unsettled():
                 break
             operator.release_holds()
         # Leases that were written before a clock was set back are longer by as much.
@@ -547,12 +549,14 @@ class Disturbance:
         world, chance = self._world, self._chance
         world.say(f"a replica stops following, to become the primary in {lag:.2f} s")
         world.server.copy()
+        world.falling_over += 1
         world.later(lag, self._promote)
         if chance.random() < 0.5:
             world.later(chance.uniform(0.0, lag), chance.choice(world.pods).drain)
 
     def _promote(self) -> None:
         world = self._world
+        world.falling_over -= 1
         if world.server.fail_over():
             world.say("fail-over: the old copy is the database")
             world.seen["commits lost"] += 1
