@@ -126,17 +126,18 @@ class _Shards:
 
 
 def check_timelines(world: World, rows: Sequence[AuditRow]) -> list[str]:
-    """No claim that was lost by a fail-over is ever written under again."""
-    lost = {
-        row.claim_id
-        for each in world.server.lost
-        for row in each.rows
-        if row.table == "fences" and row.claim_id != row.old_claim_id and row.claim_id is not None
-    }
+    """No claim that was lost by a fail-over is ever written under again. (A start that nobody was told of may be sent
+    again, with the birth it had.)"""
+    fences = [row for each in world.server.lost for row in each.rows if row.table == "fences"]
+    used = {row.claim_id for row in fences if row.op == "U"}
+    births = {row.claim_id: row.runner_id for row in fences if row.op == "I"}
+    lost = {row.claim_id for row in fences if row.claim_id not in (None, row.old_claim_id)}
     return [
         f"run {row.run_id}: claim {row.claim_id} was lost by the fail-over and is in use again (line {row.id})"
         for row in rows
-        if row.table == "fences" and row.claim_id in lost
+        if row.table == "fences"
+        and row.claim_id in lost
+        and (row.claim_id in used or births.get(row.claim_id) != row.runner_id)
     ]
 
 

@@ -57,8 +57,16 @@ class Excuses:
         self._lost = [
             Fault("commits lost", each.copied_at, each.restored_at) for each in world.server.lost
         ]
+        # A runner that the old copy has never heard of ends with its first renewal there.
+        lease = world.figures.lease
+        strangers = [
+            Fault("registration lost", each.restored_at, each.restored_at + lease, row.backend)
+            for each in world.server.lost
+            for row in each.rows
+            if row.table == "runners" and row.op == "I"
+        ]
         costly = [fault for fault in world.faults if fault.kind in COSTLY]
-        self._faults = [*costly, *deaths, *self._lost]
+        self._faults = [*costly, *deaths, *strangers, *self._lost]
 
     def lost(self, at: float) -> bool:
         """Whether what was told then may have been forgotten by a fail-over."""
