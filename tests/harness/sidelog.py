@@ -110,7 +110,8 @@ class SideLog:
         if not self.path.exists():
             return []
         found: dict[tuple[int, int], Execution] = {}
-        for text in self.path.read_text("utf-8").splitlines():
+        whole, _, _ = self.path.read_text("utf-8").rpartition("\n")  # what follows is being written
+        for text in whole.splitlines():
             line = json.loads(text)
             at = (line.pop("pid"), line.pop("number"))
             phase, moment = line.pop("phase"), line.pop("t")
