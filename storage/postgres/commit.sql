@@ -19,7 +19,7 @@
 --   $39 format of results
 -- One line comes back: whether I am alive, the members that were not applied, the parks that were refused.
 -- Most batches hold nothing but steps: for them the lines marked `whole` are left out and those marked `steps` taken ($1 to
--- $20): to set up the rest takes the server longer than a step, and more locks of tables than it has quick ones for.
+-- $20): to set up the rest takes the server longer than a step, and 17 locks of tables and indexes instead of 7.
 with batch as materialized (
 --: steps
   select * from unnest($3::text::text[], $4::text::bigint[], $5::text::bigint[], $6::text::bigint[], $7::text::int[])

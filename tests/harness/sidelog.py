@@ -18,6 +18,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
+
+E = TypeVar("E")
+F = TypeVar("F")
 
 ENVIRONMENT = "SIDE_LOG_FILE"  # not PERDURE_…, where the project refuses names it does not know
 INPUT_LIMIT = 200
@@ -154,7 +158,9 @@ def check_executions(
     for (run, key), mine in places.items():
         known = accounted.get((run, key), 0)
         beyond = len(mine) - known
-        explained = _most_explained(mine, faults, window)
+        explained = most_explained(
+            mine, faults, lambda fault, execution: fault.explains(execution, window)
+        )
         if beyond < 0:
             violations.append(f"run {run}: {key} is recorded {known} times, executed {len(mine)}")
         elif explained < beyond:
@@ -171,13 +177,15 @@ def _told(execution: Execution) -> str:
     return f"[{name} attempt {execution.attempt} began {execution.started:.3f}, {end}]"
 
 
-def _most_explained(executions: Sequence[Execution], faults: Sequence[Fault], window: float) -> int:
+def most_explained(
+    executions: Sequence[E], faults: Sequence[F], explains: Callable[[F, E], bool]
+) -> int:
     """How many executions can be explained when no fault is used twice (a maximum matching)."""
     taken: dict[int, int] = {}
 
     def place(index: int, tried: set[int]) -> bool:
         for number, fault in enumerate(faults):
-            if number in tried or not fault.explains(executions[index], window):
+            if number in tried or not explains(fault, executions[index]):
                 continue
             tried.add(number)
             if number not in taken or place(taken[number], tried):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from perdure.runtime.engine import group, pacing
 from tests.harness.audit import AuditRow
+from tests.harness.sidelog import most_explained
 
 from .workload import Execution
 
@@ -75,20 +76,8 @@ class Excuses:
         )
 
     def most_explained(self, lives: Sequence[Sequence[Execution]]) -> int:
-        """How many lives can be explained when no fault is used twice for one step (a maximum matching)."""
-        taken: dict[int, int] = {}
-
-        def place(index: int, tried: set[int]) -> bool:
-            for number, fault in enumerate(self._faults):
-                if number in tried or not self._explains(fault, lives[index]):
-                    continue
-                tried.add(number)
-                if number not in taken or place(taken[number], tried):
-                    taken[number] = index
-                    return True
-            return False
-
-        return sum(place(index, set()) for index in range(len(lives)))
+        """How many lives can be explained when no fault is used twice for one step."""
+        return most_explained(lives, self._faults, self._explains)
 
     def _explains(self, fault: Fault, life: Sequence[Execution]) -> bool:
         """Whether it befell the life's last execution, or its result on the way to the database."""
