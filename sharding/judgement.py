@@ -7,11 +7,18 @@ a take whose answer was lost shows up as a row that names it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from perdure.sharding.placement import place
 from perdure.storage.model import RunnerRow, ShardHold, Topology
+
+SETTLING = 0.75
+"""Seconds after a runner has joined in which nobody gives up shards to make room: runners that are started together
+come up one after the other, and a shard that moves for the first of them would move again for the next."""
+
+MOST_SETTLING = 3.0
+"""Seconds after which a runner without a shard gets its share even while others keep joining."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,7 @@ def judge(
     """holds: the shards I have. leaving: those I have and am giving up already.
 
     fresh: the look was sent after my last statement was answered. draining: I keep nothing.
+    While runners are joining (`SETTLING`) free shards are taken as ever, but nobody gives one up for balance alone.
     """
     live = [row for row in topology.runners if not row.dead and row.runner_id not in dead]
     known = {row.runner_id for row in live}
@@ -63,11 +71,24 @@ def judge(
             holders[shard] = row.runner_id
     candidates = [row for row in live if not (draining if row.runner_id == me else row.draining)]
     wanted = _mine(me, topology, candidates, holders)
+    patient = not draining and _joining(candidates, holders, topology.db_now)
     return Judgement(
         take=tuple(shard for shard in free if shard in wanted),
         adopt=tuple(hold for shard, hold in unknown.items() if shard in wanted),
-        vacate=tuple(shard for shard in holds if shard not in wanted or shard in lost),
+        vacate=tuple(shard for shard in holds if shard in lost or not (patient or shard in wanted)),
         release=tuple(hold for shard, hold in unknown.items() if shard not in wanted),
+    )
+
+
+def _joining(candidates: Sequence[RunnerRow], holders: Mapping[int, int], db_now: float) -> bool:
+    """Whether more runners may be about to join, by the database's clock alone; a clock set back ends the wait."""
+    ages = [db_now - row.started_at for row in candidates]
+    owners = set(holders.values())
+    waiting = [
+        age for age, row in zip(ages, candidates, strict=True) if row.runner_id not in owners
+    ]
+    return any(0 <= age < SETTLING for age in ages) and not any(
+        age >= MOST_SETTLING for age in waiting
     )
 
 

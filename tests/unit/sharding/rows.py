@@ -13,7 +13,7 @@ def runner(
     replica: str | None = None,
     expires_at: float = 10.0,
     renew_count: int = 0,
-    started_at: float = 0.0,
+    started_at: float = -100.0,
     dead: bool = False,
     draining: bool = False,
     placement_version: int = 1,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perdure.sharding.judgement import Judgement, judge
+from perdure.sharding.judgement import MOST_SETTLING, SETTLING, Judgement, judge
 from perdure.storage.model import ShardHold, Topology
 
 from .rows import runner, topology
@@ -50,6 +50,39 @@ def test_what_is_too_much_is_vacated_once():
     kept = {shard: hold for shard, hold in holds.items() if shard not in going}
     left = {shard: holds[shard] for shard in going}
     assert judged(rows, holds=kept, leaving=left) == Judgement()
+
+
+@pytest.mark.req("OP2")
+def test_a_share_is_given_up_once_those_who_start_together_have_joined():
+    """One after the other they would cost 1/2 + 1/3 + 1/4 of the shards, together it is 3/4 of them."""
+    holds = {shard: ShardHold(shard, 1) for shard in range(12)}
+    owners = dict.fromkeys(holds, (ME, 1))
+    joined = [runner(PEER, started_at=10.0), runner(3, started_at=10.5)]
+
+    def vacated(rows, at: float, **other) -> int:
+        rows = topology([runner(ME), *rows], owners, db_now=at)
+        return len(judged(rows, holds=holds, **other).vacate)
+
+    assert vacated(joined[:1], 10.5) == 0
+    assert vacated(joined, 10.5 + SETTLING - 0.01) == 0
+    assert vacated(joined, 10.5 + SETTLING) == 8
+    assert (
+        vacated(joined, 9.9) == 8
+    )  # the database's clock was set back: nobody waits for it to catch up
+    assert vacated(joined, 10.6, draining=True) == 12
+    crowd = [*joined, *(runner(n, started_at=10.0 + n / 4) for n in range(4, 40))]
+    assert vacated(crowd, 10.0 + MOST_SETTLING - 0.01) == 0
+    assert vacated(crowd, 10.0 + MOST_SETTLING) == 11
+
+
+@pytest.mark.req("OP2")
+def test_who_joins_takes_what_is_free_at_once_and_what_is_lost_is_given_up_at_once():
+    holds = {0: ShardHold(0, 1), 1: ShardHold(1, 1)}
+    owners = {0: (ME, 1), 1: (None, 1), 2: (None, 1)}
+    rows = topology([runner(ME), runner(PEER, started_at=9.9)], owners, db_now=10.0)
+    assert judged(rows, holds=holds).vacate == (1,)
+    newcomer = topology([runner(ME, started_at=9.9), runner(PEER)], owners, db_now=10.0)
+    assert len(judged(newcomer).take) >= 1
 
 
 def test_a_draining_peer_gets_nothing_and_its_shards_wait_until_it_lets_go():
