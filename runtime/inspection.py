@@ -240,7 +240,7 @@ def _summary(
         return f"on hold ({record.hold}): {REMEDY.get(Reason(record.hold), 'resume or cancel it')}"
     if record.status is RunStatus.RUNNING:
         if holder is None or holder.dead:
-            return "its runner is dead; it is taken over when its shard has a new holder"
+            return f"its runner is dead; {_why_unclaimed(record, topology, owner)}"
         steps = f", in step {doing[RUNNING]}" if RUNNING in doing else ""
         return (
             f"it is being executed by {holder.replica_id}{steps}{_elsewhere(record, owner, holder)}"

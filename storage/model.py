@@ -501,7 +501,7 @@ class RunRecord:
     reclaim_count: int = 0
     next_seq: int = 1
     unread: int = 0
-    """Messages in the mailbox that no entry has taken."""
+    """Messages in the mailbox that no entry has taken. The wish to suspend the run is no message to it."""
     parent_id: str | None = None
     tenant: str | None = None
     trace: str | None = None

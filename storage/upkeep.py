@@ -90,12 +90,17 @@ def refuse_the_living(topology: Topology) -> None:
         )
 
 
+def check_count(count: int) -> None:
+    """Raises `ConfigurationError` for a number of shards that cannot be."""
+    if not 1 <= count <= SLOTS:
+        raise ConfigurationError(f"a cluster has 1 to {SLOTS:,} shards, not {count:,}")
+
+
 def divided(shards: Sequence[ShardRow], count: int) -> list[ShardRow]:
     """The slots in ``count`` ranges of equal size, with epochs no lower than those of the shards they overlap.
 
     Raises `ConfigurationError` for a count that cannot be, and before the first boot of a cluster."""
-    if not 1 <= count <= SLOTS:
-        raise ConfigurationError(f"a cluster has 1 to {SLOTS:,} shards, not {count:,}")
+    check_count(count)
     if not shards:
         raise ConfigurationError(
             "no pod has booted on this database yet: the first one divides the work, by its setting shards"

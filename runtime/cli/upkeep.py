@@ -18,7 +18,7 @@ from perdure.storage.connect import database_file, redact
 from perdure.storage.connect import upkeep as upkeep_of
 from perdure.storage.errors import InUseError
 from perdure.storage.model import RunnerRow
-from perdure.storage.upkeep import Resharding, UpkeepStore, Voided, keeps_lease
+from perdure.storage.upkeep import Resharding, UpkeepStore, Voided, check_count, keeps_lease
 
 LONGEST_WAIT = 60.0
 """Seconds to wait for the lease of a pod that is gone to run out."""
@@ -39,6 +39,7 @@ def reshard(
     """Divide the work into another number of shards. All pods must be stopped; runs stay as they are.
 
     A pod that was killed counts as stopped once its lease has run out, which is waited for."""
+    check_count(shards)
     settings = client_settings(db, schema)
 
     async def plan() -> tuple[Resharding, InUseError | None]:

@@ -6,4 +6,5 @@ select r.*, f.status as live_status, f.reason as live_reason, f.runner_id, f.cla
  cross join lateral (select * from perdure_runs where run_id = i.run_id offset 0) r
   left join lateral (select * from perdure_fences where run_id = i.run_id offset 0) f on true
   left join lateral (select wake_at, hold, stray_revision from perdure_wakes where run_id = i.run_id offset 0) w on true
- cross join lateral (select count(*) as unread from perdure_messages where run_id = i.run_id and consumed_seq is null) m;
+ cross join lateral (
+   select count(*) as unread from perdure_messages where run_id = i.run_id and consumed_seq is null and kind <> 'suspend') m;

@@ -181,8 +181,10 @@ async def test_a_suspend_in_the_mailbox_is_taken_back_by_the_resume(world: World
     assert refused == {"before": Verdict.PARK_REFUSED}
     assert await runner.commit(write(runs["held"], outcome=hold)) == {"held": Verdict.PARKED}
     record = await world.record("held")
-    assert (record.hold, record.wake_at) == ("operator", None)
+    assert (record.hold, record.wake_at, record.unread) == ("operator", None, 0)
     assert await world.mailbox("held") == ["ask"]
+    await world.deliver("held", "mail")
+    assert (await world.record("held")).unread == 1
     assert await world.runs.release_hold("held", batch_id=20)
-    assert await world.mailbox("held") == []
+    assert await world.mailbox("held") == ["mail"]
     assert (await world.record("held")).hold is None

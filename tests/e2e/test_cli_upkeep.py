@@ -45,6 +45,7 @@ async def test_another_number_of_shards(cli, tmp_path):
     with pods(cli, tmp_path, park_after="0.1") as running:
         pod = await running.ready()
         wait_for_approval(cli, run_id)
+        assert "1 to 65,536 shards" in cli("reshard", "0").refused()
         said = cli("reshard", "12").refused()
         assert ("pod-1 at 127.0.0.1" in said) or str(pod.pid) in said
         assert "stop all pods first" in said
@@ -66,7 +67,6 @@ async def test_another_number_of_shards(cli, tmp_path):
         await running.ready("new")
         approve(cli, run_id)
         assert cli.wait_status(run_id, "succeeded")["status"] == "succeeded"
-    assert "1 to 65,536 shards" in cli("reshard", "0").refused()
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from tests.integration.apps.beats import Beats
 from tests.integration.apps.fleet import ALL, KNOWS, Errand, common, novel, service_b
 from tests.integration.fault_world import World
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420), pytest.mark.req("OP3")]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(420), pytest.mark.req("OP3")]
 
 
 @pytest.fixture(scope="module")

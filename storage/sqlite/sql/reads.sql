@@ -28,7 +28,8 @@ select r.run_id, r.workflow, r.version, coalesce(f.status, r.status) as status, 
        coalesce(f.reason, r.reason) as reason, w.wake_at, w.hold, f.runner_id, f.claim_id, f.epoch,
        coalesce(f.reclaim_count, 0) as reclaim_count,
        coalesce(f.next_seq, 1) as next_seq,
-       (select count(*) from perdure_messages m where m.run_id = r.run_id and m.consumed_seq is null) as unread,
+       (select count(*) from perdure_messages m
+         where m.run_id = r.run_id and m.consumed_seq is null and m.kind <> 'suspend') as unread,
        r.parent_id, r.tenant, r.trace, r.subject, r.tags, coalesce(w.stray_revision = f.revision, 0) as stray
   from perdure_runs r
   left join perdure_fences f on f.run_id = r.run_id
