@@ -44,6 +44,7 @@ from perdure.storage.clock import Clock, Randomness, SystemClock, SystemRandomne
 from perdure.storage.connect import Database, connect, database_file
 from perdure.storage.errors import (
     ConfigurationError,
+    DisagreementError,
     InUseError,
     PerdureError,
     SchemaError,
@@ -264,14 +265,14 @@ class Runner:
 
     async def _begin_session_anew(self) -> Session:
         """The database may be away just now: try until it is back. What comes back may be an old copy, which does not
-        know yet what all have agreed on."""
+        know yet what all have agreed on. What they have agreed on otherwise meanwhile ends this process."""
         assert self._database is not None
         backoff = Backoff(self._randomness)
         while True:
             try:
                 await self._agree(self._database)
                 return await self._begin_session()
-            except (InUseError, SchemaError):
+            except (DisagreementError, InUseError, SchemaError):
                 raise
             except (StorageError, ConfigurationError) as error:
                 log.warning("runner.unregistered", error=str(error))
@@ -631,8 +632,8 @@ class Session:
         return Scene(self._telemetry.tally, self.readings())
 
 
-def _resharded(now: int, asked: int) -> ConfigurationError:
-    return ConfigurationError(
+def _resharded(now: int, asked: int) -> DisagreementError:
+    return DisagreementError(
         f"the cluster has been divided into {now} shards since this process booted, which believes in {asked}: "
         f"start it anew with PERDURE_SHARDS={now}"
     )

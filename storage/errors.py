@@ -3,6 +3,7 @@
     PerdureError
     ├── ConfigurationError            wrong settings, URL, schema, topology: refuses to boot
     │   ├── SchemaError               the database's schema does not fit this code
+    │   ├── DisagreementError         all have agreed on something else (shards, lock mode): waiting will not help
     │   └── InUseError                somebody else holds the file, the port or the name
     ├── InputError                    refused before anything was written
     ├── StorageError                  made from driver errors, at the engine's edge only
@@ -29,6 +30,10 @@ class ConfigurationError(PerdureError):
 
 class SchemaError(ConfigurationError):
     """The database's schema is missing, too old, or needs newer code. The message names the command to run."""
+
+
+class DisagreementError(ConfigurationError):
+    """The cluster has agreed on something else than this process asks for. The message names the setting to change."""
 
 
 class InUseError(ConfigurationError):

@@ -265,7 +265,7 @@ class ClusterStore(ABC):
 
     @abstractmethod
     async def agree(self, *, shard_count: int, lock_mode: str) -> Meta:
-        """First boot writes topology and mode; later boots must ask for the same, else `ConfigurationError`."""
+        """First boot writes topology and mode; later boots must ask for the same, else `DisagreementError`."""
 
     @abstractmethod
     async def hint_key(self, fresh: str) -> str:
@@ -280,7 +280,7 @@ class ClusterStore(ABC):
     async def change_lock_mode(self, lock_mode: str) -> None:
         """Another mode for a cluster without live runners: those whose lease is over are declared dead.
 
-        `ConfigurationError` naming the live ones, and what to do."""
+        `DisagreementError` naming the live ones, and what to do."""
 
     @property
     @abstractmethod

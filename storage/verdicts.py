@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perdure.storage.errors import ConfigurationError, DataRefused
+from perdure.storage.errors import DataRefused, DisagreementError
 from perdure.storage.model import Finish, Park, RunWrite, Verdict
 
 
@@ -47,10 +47,10 @@ def _durable(write: RunWrite, *, held: bool) -> Verdict:
 
 def still_alive(
     database: str, lock_mode: str, live: Sequence[tuple[str, str]]
-) -> ConfigurationError:
+) -> DisagreementError:
     """Why the lock mode cannot be changed now. live: replica id and address of each runner that is alive."""
     named = ", ".join(f"{replica!r} at {address}" for replica, address in live[:5])
-    return ConfigurationError(
+    return DisagreementError(
         f"the lock mode of the cluster in {database} cannot become {lock_mode!r} while runners are alive "
         f"({len(live)}: {named}): stop all pods, wait until their leases are over, then start one with "
         f"PERDURE_SHARD_LOCK={lock_mode}; or leave PERDURE_SHARD_LOCK at auto"

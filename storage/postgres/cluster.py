@@ -10,7 +10,7 @@ import asyncpg
 import structlog
 
 from perdure.storage.clock import Clock
-from perdure.storage.errors import ConfigurationError, RunnerDeclaredDead
+from perdure.storage.errors import DisagreementError, RunnerDeclaredDead
 from perdure.storage.interface import Capabilities, ClusterStore, Renewal, RunnerIdentity
 from perdure.storage.model import LockFacts, Meta, ShardHold, Topology
 from perdure.storage.postgres import columns, queries
@@ -92,12 +92,12 @@ class PostgresClusterStore(ClusterStore):
         meta = await self._calls.shielded(self._agree(shard_count, lock_mode))
         where = self._address.shown
         if meta.shard_count != shard_count:
-            raise ConfigurationError(
+            raise DisagreementError(
                 f"the cluster in {where} has {meta.shard_count} shards, this process asks for {shard_count}; "
                 f"set PERDURE_SHARDS={meta.shard_count}"
             )
         if meta.lock_mode != lock_mode:
-            raise ConfigurationError(
+            raise DisagreementError(
                 f"the cluster in {where} holds shards by {meta.lock_mode!r} locks, this process asks for "
                 f"{lock_mode!r}; set PERDURE_SHARD_LOCK={meta.lock_mode}"
             )

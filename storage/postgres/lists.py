@@ -51,7 +51,8 @@ select r.*, f.status as live_status, f.reason as live_reason, f.runner_id, f.cla
   left join perdure_fences f on f.run_id = page.run_id
   left join perdure_wakes w on w.run_id = page.run_id
  cross join lateral (
-   select count(*) as unread from perdure_messages where run_id = page.run_id and consumed_seq is null and kind <> 'suspend') m
+   select count(*) as unread from perdure_messages
+    where run_id = page.run_id and consumed_seq is null and kind <> 'suspend') m
  order by page.created_at desc, page.run_id desc"""
     return text, args
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from perdure.storage.clock import from_micros, to_micros
-from perdure.storage.errors import ConfigurationError, RunnerDeclaredDead
+from perdure.storage.errors import ConfigurationError, DisagreementError, RunnerDeclaredDead
 from perdure.storage.interface import ClusterStore, Renewal, RunnerIdentity
 from perdure.storage.model import SLOTS, LockFacts, Meta, RunnerRow, ShardHold, ShardRow, Topology
 from perdure.storage.sqlite.store import SqliteStore
@@ -130,11 +130,11 @@ def agree(tx: Transaction, shard_count: int, lock_mode: str) -> None:
         tx.run("agree", {"key": "lock_mode", "value": lock_mode})
         return
     if int(stored) != shard_count:
-        raise ConfigurationError(
+        raise DisagreementError(
             f"this cluster has {stored} shards, not {shard_count}: set PERDURE_SHARDS={stored}"
         )
     if known.get("lock_mode") != lock_mode:
-        raise ConfigurationError(
+        raise DisagreementError(
             f"this cluster holds its shards by lock mode {known.get('lock_mode')!r}, not {lock_mode!r}: "
             f"set PERDURE_SHARD_LOCK={known.get('lock_mode')}"
         )

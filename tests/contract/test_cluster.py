@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from perdure.storage.errors import ConfigurationError, RunnerDeclaredDead
+from perdure.storage.errors import DisagreementError, RunnerDeclaredDead
 from perdure.storage.interface import RunnerIdentity
 from perdure.storage.model import SLOTS, RunnerRow, ShardHold
 from tests.contract.world import SHARDS, World
@@ -35,9 +35,9 @@ async def test_the_first_boot_decides_and_later_ones_must_agree(url: str) -> Non
         meta = await world.cluster.agree(shard_count=8, lock_mode="row")
         assert (meta.shard_count, meta.lock_mode, meta.hash_name) == (8, "row", "xxh3_64")
         assert await world.cluster.agree(shard_count=8, lock_mode="row") == meta
-        with pytest.raises(ConfigurationError, match="8"):
+        with pytest.raises(DisagreementError, match="8"):
             await world.cluster.agree(shard_count=16, lock_mode="row")
-        with pytest.raises(ConfigurationError, match="row"):
+        with pytest.raises(DisagreementError, match="row"):
             await world.cluster.agree(shard_count=8, lock_mode="advisory")
         assert (await world.runs.open()).shard_count == 8
         assert len(await owners(world)) == 8

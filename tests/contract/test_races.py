@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 
 from perdure.storage.errors import (
-    ConfigurationError,
     ConflictError,
     DatabaseUnavailable,
+    DisagreementError,
     RunnerDeclaredDead,
 )
 from perdure.storage.model import Park, Reason, SendStatus, ShardHold, Verdict
@@ -140,7 +140,7 @@ async def test_two_first_boots_agree(shared_url: str) -> None:
             second.cluster.agree(shard_count=16, lock_mode="row"),
             return_exceptions=True,
         )
-        refused = [answer for answer in answers if isinstance(answer, ConfigurationError)]
+        refused = [answer for answer in answers if isinstance(answer, DisagreementError)]
         agreed = [answer.shard_count for answer in answers if not isinstance(answer, BaseException)]
         assert len(refused) == len(agreed) == 1
         assert len((await first.cluster.read_topology()).shards) == agreed[0]

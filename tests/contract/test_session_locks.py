@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.storage.errors import ConfigurationError
+from perdure.storage.errors import DisagreementError
 from tests.contract.world import World
 from tests.harness.waiting import until
 
@@ -89,7 +89,7 @@ async def test_a_session_that_holds_somebodys_lock_can_be_ended(
 
 async def test_a_cluster_that_stands_still_can_change_its_mode(world: World) -> None:
     living = await world.runner(lease=60.0, replica="orders-0")
-    with pytest.raises(ConfigurationError, match=r"orders-0.*127\.0\.0\.1:1.*stop all pods"):
+    with pytest.raises(DisagreementError, match=r"orders-0.*127\.0\.0\.1:1.*stop all pods"):
         await world.cluster.change_lock_mode("advisory")
     assert (await world.cluster.agree(shard_count=4, lock_mode="row")).lock_mode == "row"
     await world.cluster.leave(living.runner_id)
@@ -98,7 +98,7 @@ async def test_a_cluster_that_stands_still_can_change_its_mode(world: World) -> 
     async def changed() -> bool:
         try:
             await world.cluster.change_lock_mode("advisory")
-        except ConfigurationError:
+        except DisagreementError:
             return False
         return True
 
@@ -106,7 +106,7 @@ async def test_a_cluster_that_stands_still_can_change_its_mode(world: World) -> 
     assert await is_dead(world, stopped.runner_id), "it comes back as another, if at all"
     agreed = await world.cluster.agree(shard_count=4, lock_mode="advisory")
     assert agreed.lock_mode == "advisory"
-    with pytest.raises(ConfigurationError, match="PERDURE_SHARD_LOCK=advisory"):
+    with pytest.raises(DisagreementError, match="PERDURE_SHARD_LOCK=advisory"):
         await world.cluster.agree(shard_count=4, lock_mode="row")
 
 

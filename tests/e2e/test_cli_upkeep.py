@@ -114,6 +114,21 @@ async def test_a_pod_that_was_paused_meanwhile_ends(on_postgres, tmp_path):
 
 
 @pytest.mark.slow
+async def test_a_pod_that_was_paused_and_declared_dead_meanwhile_ends(on_postgres, tmp_path):
+    cli = on_postgres
+    with pods(cli, tmp_path, lease="2") as running:
+        pod = await running.ready()
+        pod.freeze()
+        assert "now 256 -> 8 shards" in cli("reshard", "8").ok().err
+        heir = await running.ready(env={"PERDURE_SHARDS": "8"})
+        await heir.wait_log("peer.declared-dead")
+        pod.thaw()
+        assert await pod.wait_end() == 2
+        assert "PERDURE_SHARDS=8" in pod.log
+        assert "runner.unregistered" not in pod.log
+
+
+@pytest.mark.slow
 async def test_a_restored_database_forgets_who_had_what(
     on_postgres, tmp_path, postgres: PrivatePostgres
 ):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 
 import pytest
 
 from perdure import Context, workflow
-from perdure.storage.errors import DatabaseUnavailable, UnknownOutcome
+from perdure.storage.clock import SystemClock
+from perdure.storage.connect import DatabaseSettings, upkeep
+from perdure.storage.errors import DatabaseUnavailable, DisagreementError, UnknownOutcome
 from tests.harness.proxy import PostgresProxy
 from tests.harness.waiting import until
 from tests.integration.in_process import client_on, execute, port_and_name, runner_on
@@ -115,3 +118,49 @@ async def test_a_runner_declared_dead_while_nobody_can_connect_begins_anew_when_
         assert await client.run(echo, 5, timeout=30) == 5
         assert runner.session.runner_id != before
         closed.cancel()
+
+
+async def resharded(url: str) -> None:
+    store = upkeep(DatabaseSettings(url), clock=SystemClock())
+    await store.open()
+    try:
+        await store.reshard(16, apply=True)
+    finally:
+        await store.close()
+
+
+@pytest.mark.req("OP7", "CL4")
+async def test_a_runner_declared_dead_ends_when_the_others_have_agreed_on_another_number_of_shards(
+    migrated_postgres_url: str,
+):
+    """It was away meanwhile, and finds itself dead before it can see that there are other shards."""
+    url = migrated_postgres_url
+    port, name = port_and_name(url)
+    async with (
+        PostgresProxy(port) as proxy,
+        runner_on(proxy.url(name), [echo], lease=1.0) as runner,
+    ):
+        async with proxy.refusing():
+            await execute(url, "update perdure_runners set dead = true")
+            await resharded(url)
+        with pytest.raises(DisagreementError, match=r"16 shards.*PERDURE_SHARDS=16"):
+            await asyncio.wait_for(runner.closed(), 20)
+
+
+@pytest.mark.req("CL5", "CL4")
+async def test_a_runner_declared_dead_ends_when_the_others_have_changed_the_lock_mode_it_asks_for(
+    migrated_postgres_url: str,
+):
+    url = migrated_postgres_url
+    port, name = port_and_name(url)
+    async with (
+        PostgresProxy(port) as proxy,
+        runner_on(proxy.url(name), [echo], lease=1.0, shard_lock="row") as runner,
+        AsyncExitStack() as others,
+    ):
+        async with proxy.refusing():
+            await execute(url, "update perdure_runners set dead = true")
+            other = runner_on(url, [echo], lease=1.0, shard_lock="advisory")
+            await others.enter_async_context(other)
+        with pytest.raises(DisagreementError, match="cannot become 'row' while runners"):
+            await asyncio.wait_for(runner.closed(), 20)
