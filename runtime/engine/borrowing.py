@@ -104,11 +104,13 @@ class Borrower:
                 await self._claimer.mark_strays()
 
     async def _claim(self) -> None:
-        async with self._claimer.turn(orphans=self._lost):
+        lost = self._lost  # who asks from here on is answered by the next look
+        async with self._claimer.turn(orphans=lost):
             limit = min(self._slots.free, MOST_AT_ONCE)
             if limit == 0 or self._over:
                 return
-            lost, self._lost = self._lost, False
+            if lost:
+                self._lost = False
             request = StrayRequest(
                 runner_id=self._runner_id,
                 workflows=self._workflows(),
@@ -126,6 +128,8 @@ class Borrower:
             claims = await self._store.claim_strays(request)
         except UnknownOutcome as error:
             log.warning("claim.unknown", error=str(error))
+            if request.lost:
+                self._claimer.orphans_unheard_of()
             self.look_for_lost()
             asyncio.get_running_loop().call_later(self._unknown_ends, self.look_for_lost)
             await Backoff(self._randomness).wait()

@@ -116,6 +116,7 @@ class Claimer:
         self._more = False
         self._taking_orphans = False
         self._orphans_free_at = -math.inf
+        """By the loop's clock, as every period here: the database's may be set."""
 
     # -- what asks for a claim
     def hint_slots(self, slots: Iterable[int]) -> None:
@@ -180,7 +181,12 @@ class Claimer:
     def behind(self) -> bool:
         """Runs are waiting that came before any new one; or orphans may be being taken just now by a statement that
         was told of the claims of its own moment only, so that none may be made beside it."""
-        return self._more or self._taking_orphans or self._now() < self._orphans_free_at
+        over = asyncio.get_running_loop().time() >= self._orphans_free_at
+        return self._more or self._taking_orphans or not over
+
+    def orphans_unheard_of(self) -> None:
+        """A claim that took orphans has lost its answer, and may go on for a while."""
+        self._orphans_free_at = asyncio.get_running_loop().time() + self._unknown_ends
 
     async def resting(self) -> None:
         """Returns when no claim is under way: what one took has been reported by then."""
@@ -277,7 +283,9 @@ class Claimer:
 
     @contextlib.asynccontextmanager
     async def turn(self, *, orphans: bool) -> AsyncIterator[None]:
-        """One claim at a time: another would take for lost what this one has got and not yet told."""
+        """One claim at a time: another would take for lost what this one has got and not yet told.
+
+        orphans: whether it looks for any. Settled before the wait for the turn, and the claim has to keep to it."""
         async with self._turn:
             await self._may_write()
             self._resting.clear()
@@ -349,7 +357,7 @@ class Claimer:
             self._telemetry.tally.unknown += 1
             log.warning("claim.unknown", error=str(error))
             if request.orphans:
-                self._orphans_free_at = self._now() + self._unknown_ends
+                self.orphans_unheard_of()
             self._portion.failed()
             self._ask_again(asked, orphans=True)
             loop = asyncio.get_running_loop()

@@ -1,0 +1,213 @@
+"""Claimer and borrower against what a store answers, and when: what each engine answers is proved by the contracts.
+
+The loop here runs on virtual time, so periods of a minute take none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, cast
+
+import pytest
+
+from perdure.runtime.dbclock import DatabaseClock
+from perdure.runtime.engine.births import Births
+from perdure.runtime.engine.borrowing import Borrower
+from perdure.runtime.engine.claiming import Claimer
+from perdure.runtime.engine.slots import Slots
+from perdure.runtime.engine.suspects import SuspectLane
+from perdure.storage.clock import SeededRandomness
+from perdure.storage.errors import StorageError, UnknownOutcome
+from perdure.storage.interface import RunStore
+from perdure.storage.model import ClaimedRun, ClaimRequest, Claims, ShardHold, StrayRequest
+from tests.simulation.loop import VirtualLoop
+
+SHARDS = 4
+ENDS = 5.0
+SCAN = 5.0
+Request = ClaimRequest | StrayRequest
+Answer = Callable[[Request], Awaitable[Claims]]
+
+
+class LoopClock:
+    """The loop's time is both clocks'."""
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    monotonic = now
+
+
+class Store:
+    """Keeps what it is asked. ahead: seconds by which its clock is before the loop's. answers: what is done with the
+    next requests, one after the other; nothing is found by those that follow."""
+
+    def __init__(self) -> None:
+        self.ahead = 1e9
+        self.asked: list[tuple[float, Request]] = []
+        self.answers: list[Answer] = []
+
+    def nothing(self, **facts: Any) -> Claims:
+        db_now = asyncio.get_running_loop().time() + self.ahead
+        return Claims((), db_now, more=False, **({"complete": True} | facts))
+
+    async def claim_runs(self, request: Request) -> Claims:
+        self.asked.append((asyncio.get_running_loop().time(), request))
+        if self.answers:
+            return await self.answers.pop(0)(request)
+        return self.nothing()
+
+    claim_strays = claim_runs
+
+    async def upcoming(self, *_: object) -> Sequence[tuple[str, int, float]]:
+        return ()
+
+    def borrowed(self) -> list[StrayRequest]:
+        return [request for _, request in self.asked if isinstance(request, StrayRequest)]
+
+    def claimed(self) -> list[ClaimRequest]:
+        return [request for _, request in self.asked if isinstance(request, ClaimRequest)]
+
+
+class Looks:
+    """A claimer, a borrower and births as an engine puts them together, without the engine."""
+
+    def __init__(self, *, slots: int = 10) -> None:
+        self.store = Store()
+        self.taken: list[ClaimedRun] = []
+        self.mixed = False
+        self.holds = {n: ShardHold(n, 1) for n in range(SHARDS)}
+        self.slots = Slots(slots, lambda: self.claimer.slot_freed())
+        self.lane = SuspectLane(lambda: self.claimer.suspect_cleared())
+        self.clock = DatabaseClock(LoopClock())
+        self.clock.on_jump(lambda _: self.claimer.clock_moved())
+        store, randomness = cast("RunStore", self.store), SeededRandomness(1)
+
+        async def may_write() -> None:
+            return None
+
+        self.claimer = Claimer(
+            store,
+            1,
+            randomness,
+            shard_count=SHARDS,
+            workflows=lambda: ["w"],
+            holds=lambda: self.holds,
+            in_memory=lambda: (),
+            taken=self.taken.extend,
+            strays=lambda _: None,
+            slots=self.slots,
+            lane=self.lane,
+            clock=self.clock,
+            may_write=may_write,
+            declared_dead=lambda: None,
+            scan=SCAN,
+            unknown_ends=ENDS,
+            lost_sight=lambda: self.borrower.look_for_lost(),
+        )
+        self.borrower = Borrower(
+            store,
+            1,
+            randomness,
+            workflows=lambda: ["w"],
+            in_memory=lambda: (),
+            taken=self.taken.extend,
+            mixed=lambda: self.mixed,
+            claimer=self.claimer,
+            slots=self.slots,
+            lane=self.lane,
+            clock=self.clock,
+            declared_dead=lambda: None,
+            scan=SCAN,
+            unknown_ends=ENDS,
+        )
+        self.births = Births(
+            1,
+            randomness,
+            shard_count=SHARDS,
+            workflows=["w"],
+            holds=lambda: self.holds,
+            trusted=lambda: True,
+            taken=self.taken.extend,
+            slots=self.slots,
+            claimer=self.claimer,
+            unknown_ends=ENDS,
+        )
+
+    def serve(self, *services: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self.tasks = [asyncio.get_running_loop().create_task(service()) for service in services]
+
+    def has_fallen(self) -> bool:
+        return any(task.done() for task in self.tasks)
+
+
+def on_virtual_time(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    def run() -> None:
+        loop = VirtualLoop()  # type: ignore[abstract]
+        try:
+            loop.run(test())
+        finally:
+            loop.close()
+        assert loop.errors == []
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+def fails(error: StorageError) -> Answer:
+    async def answer(_: Request) -> Claims:
+        raise error
+
+    return answer
+
+
+class Held:
+    """An answer that comes when it is let go."""
+
+    def __init__(self, looks: Looks, **facts: Any) -> None:
+        self._looks, self._facts = looks, facts
+        self.asked, self.answered = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, _: Request) -> Claims:
+        self.asked.set()
+        await self.answered.wait()
+        return self._looks.store.nothing(**self._facts)
+
+
+# ---- births beside the looks for lost runs --------------------------------------------------------------
+
+
+@pytest.mark.req("CL4", "CL11")
+@on_virtual_time
+async def test_no_run_is_born_beside_a_look_for_lost_runs_asked_for_while_it_waited_its_turn():
+    looks = Looks()
+    looked: list[tuple[bool, bool]] = []
+
+    async def answer(request: Request) -> Claims:
+        looked.append((cast("StrayRequest", request).lost, looks.births.open))
+        return looks.store.nothing()
+
+    looks.store.answers = [answer, answer]
+    async with looks.claimer.turn(orphans=False):
+        looks.serve(looks.borrower.run)
+        await asyncio.sleep(0.1)
+        looks.borrower.look_for_lost()
+    await asyncio.sleep(0.1)
+    assert (True, False) in looked
+    assert (True, True) not in looked
+    assert looks.births.open
+
+
+@pytest.mark.req("CL4", "CL11")
+@on_virtual_time
+async def test_no_run_is_born_while_a_look_for_lost_runs_may_be_under_way_unanswered():
+    looks = Looks()
+    looks.store.answers = [fails(UnknownOutcome("lost"))]
+    looks.borrower.look_for_lost()
+    looks.serve(looks.borrower.run)
+    await asyncio.sleep(ENDS - 1.0)
+    assert looks.store.borrowed()[0].lost
+    assert not looks.births.open
+    await asyncio.sleep(2.0)
+    assert looks.births.open
