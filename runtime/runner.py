@@ -110,7 +110,8 @@ class Runner:
         """Connect, register, and begin to take shards.
 
         Raises `ConfigurationError` (settings, schema, topology), `InUseError` (file, port, replica id),
-        `DatabaseUnavailable`; then nothing is left running, and of a wrong setting nothing is stored. Once only."""
+        `CannotConnect`, `DatabaseUnavailable`; then nothing is left running, and of a wrong setting nothing is stored.
+        Once only."""
         if self._store is not None or self._file_lock is not None:
             raise RuntimeError("this runner has been started before: make another")
         try:

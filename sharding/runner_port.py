@@ -27,7 +27,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from perdure.storage.clock import Clock
-from perdure.storage.errors import ConfigurationError, InUseError
+from perdure.storage.errors import ConfigurationError, PortTaken
 
 log = structlog.stdlib.get_logger("perdure.sharding")
 
@@ -139,7 +139,7 @@ class RunnerPort:
     def bind(self) -> str:
         """Take the port and return the address that others use, ``host:port``.
 
-        Safe to call twice. Raises `InUseError` when somebody has the port, `ConfigurationError` for a host that is
+        Safe to call twice. Raises `PortTaken` when somebody has the port, `ConfigurationError` for a host that is
         not this machine's.
         """
         if self._socket is not None:
@@ -159,7 +159,7 @@ class RunnerPort:
         except OSError as error:
             listening.close()
             if error.errno == errno.EADDRINUSE:
-                raise InUseError(
+                raise PortTaken(
                     f"port {self._port} on {self._host} is taken by another process: stop that one, or choose "
                     "another with PERDURE_RUNNER_PORT (0 takes any free port)"
                 ) from error

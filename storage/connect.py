@@ -83,7 +83,7 @@ def migrate(settings: DatabaseSettings) -> tuple[int, int]:
     """Bring the schema up to this release; the versions before (0: there were no tables) and after.
 
     Blocks; safe when several processes do it at once, and from below a running event loop.
-    Raises `ConfigurationError` if the database cannot be reached.
+    Raises `CannotConnect` if the database cannot be reached, `ConfigurationError` if it refuses.
     """
     from perdure.storage.migrations import run  # Alembic is loaded only where it is used
 

@@ -4,7 +4,9 @@
     ├── ConfigurationError            wrong settings, URL, schema, topology: refuses to boot
     │   ├── SchemaError               the database's schema does not fit this code
     │   ├── DisagreementError         all have agreed on something else (shards, lock mode): waiting will not help
-    │   └── InUseError                somebody else holds the file, the port or the name
+    │   ├── InUseError                somebody else holds the file, the port or the name
+    │   │   └── PortTaken             the port; may be free a moment later
+    │   └── CannotConnect             the database is away, or is not where the URL says: nobody here can tell
     ├── InputError                    refused before anything was written
     ├── StorageError                  made from driver errors, at the engine's edge only
     │   ├── DatabaseUnavailable       transient: nothing was written; may be tried again
@@ -38,6 +40,15 @@ class DisagreementError(ConfigurationError):
 
 class InUseError(ConfigurationError):
     """A file, port or replica id is held by another live process."""
+
+
+class PortTaken(InUseError):
+    """The runner port is another socket's just now. It may be a pod that is ending, or a connection that was given this
+    port by chance: settings that were right yesterday run into it."""
+
+
+class CannotConnect(ConfigurationError):
+    """The database cannot be reached, or takes nobody in just now. It may be back, or the URL may be wrong."""
 
 
 class InputError(PerdureError):

@@ -1,7 +1,8 @@
 """Puts the commands together and turns every error into one line and an exit code.
 
-Exit codes: 0 done · 1 it failed (the line says why) · 2 wrong input or configuration · 3 the schema is missing or
-does not fit (the line has the command to run) · 4 a pod was cut short (`stop_signals`) · 130 interrupted.
+Exit codes: 0 done · 1 it failed (the line says why), or the database or the port cannot be had just now · 2 wrong
+input or configuration · 3 the schema is missing or does not fit (the line has the command to run) ·
+4 a pod was cut short (`stop_signals`) · 130 interrupted.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from perdure.runtime.cli import cluster, doctor, pods, schema, upkeep, workflows
 from perdure.runtime.cli.output import CommandFailed, messages, say_error
 from perdure.runtime.errors import RunNotFound
 from perdure.storage.errors import (
+    CannotConnect,
     ConfigurationError,
     InputError,
     PerdureError,
+    PortTaken,
     SchemaError,
 )
 
@@ -101,6 +104,8 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(WRONG_INPUT, _format(error))
     except SchemaError as error:
         return _fail(WRONG_SCHEMA, str(error))
+    except (CannotConnect, PortTaken) as error:
+        return _fail(FAILED, str(error))
     except (InputError, RunNotFound, ConfigurationError) as error:
         return _fail(WRONG_INPUT, str(error))
     except (CommandFailed, PerdureError) as error:

@@ -30,7 +30,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 STEADY = 60.0
 """Seconds after which a child counts as having run well."""
 MISCONFIGURED = (2, 3)
-"""Exit codes of a child that will never boot with these settings."""
+"""Exit codes of a child that will never boot with these settings. That the database is away, or a port is taken, is
+not among them: a successor is tried until it passes."""
 
 
 @dataclass(slots=True)

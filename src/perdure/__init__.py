@@ -51,12 +51,14 @@ from perdure.runtime.settings import Settings
 from perdure.runtime.sync_client import SyncClient, SyncHandle, SyncStarted
 from perdure.runtime.views import ClusterStatus, RunInfo, RunnerView, StepView, Why
 from perdure.storage.errors import (
+    CannotConnect,
     ConfigurationError,
     DatabaseUnavailable,
     DisagreementError,
     InputError,
     InUseError,
     PerdureError,
+    PortTaken,
     SchemaError,
     UnknownOutcome,
 )
@@ -66,6 +68,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "App",
+    "CannotConnect",
     "Client",
     "ClientClosed",
     "ClusterStatus",
@@ -87,6 +90,7 @@ __all__ = [
     "OutsideStepError",
     "PayloadTooLarge",
     "PerdureError",
+    "PortTaken",
     "RecordedError",
     "Retry",
     "RunEnded",

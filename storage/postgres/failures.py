@@ -9,6 +9,7 @@ import ssl
 import asyncpg
 
 from perdure.storage.errors import (
+    CannotConnect,
     ConfigurationError,
     ConflictError,
     DatabaseUnavailable,
@@ -76,10 +77,28 @@ def reason_of(error: BaseException) -> str:
 
 
 def explain_connect(error: BaseException, address: Address, seconds: float) -> ConfigurationError:
-    """Why connecting failed and what to check, in words."""
-    return ConfigurationError(
-        f"cannot connect to {address.shown}: {_advice(error, address.host, seconds)}"
-    )
+    """Why connecting failed and what to check, in words; `CannotConnect` where that may pass by itself."""
+    kind = ConfigurationError if _is_lasting(error, address) else CannotConnect
+    return kind(f"cannot connect to {address.shown}: {_advice(error, address.host, seconds)}")
+
+
+def _is_lasting(error: BaseException, address: Address) -> bool:
+    """Whether the settings have to be changed: the server is there and refuses them, or the driver does."""
+    match error:
+        case asyncpg.TargetServerAttributeNotMatched():  # a fail-over may be under way
+            return False
+        case asyncpg.PostgresError():
+            return not (error.sqlstate or "08").startswith((*OUTAGES, "08"))
+        case FileNotFoundError():  # a certificate; but a server that is stopped takes its socket along
+            return not address.host.startswith("/")
+        case ConnectionError() if "rejected SSL" in str(error):
+            return True
+        case ssl.SSLEOFError() | ssl.SSLZeroReturnError():  # the server went away in the handshake
+            return False
+        case ssl.SSLError() | asyncpg.ClientConfigurationError():
+            return True
+        case _:
+            return False
 
 
 def _advice(error: BaseException, host: str, seconds: float) -> str:
@@ -102,7 +121,8 @@ def _advice(error: BaseException, host: str, seconds: float) -> str:
         case socket.gaierror():
             return f"the host name of {host} is not known. Check the host in the URL"
         case ssl.SSLError():
-            return f"TLS failed ({error.reason or 'handshake'}). Check sslmode and the certificates named in the URL"
+            reason = getattr(error, "reason", None) or "handshake"
+            return f"TLS failed ({reason}). Check sslmode and the certificates named in the URL"
         case asyncpg.ClientConfigurationError():
             return f"{str(error).splitlines()[0]}. Check the parameters in the URL"
         case asyncpg.TargetServerAttributeNotMatched():

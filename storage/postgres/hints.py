@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterable, Sequence
 import asyncpg
 
 from perdure.storage.clock import Randomness
-from perdure.storage.errors import ConfigurationError, PerdureError
+from perdure.storage.errors import CannotConnect, ConfigurationError, PerdureError
 from perdure.storage.interface import HintChannel
 from perdure.storage.model import Hint, HintKind
 from perdure.storage.postgres import queries
+from perdure.storage.postgres.failures import is_loss, reason_of
 from perdure.storage.postgres.server import Server
 from perdure.storage.postgres.session import Session
 
@@ -94,6 +95,10 @@ class PostgresHintChannel(HintChannel):
                 await session.connection.add_listener(self._channel, self._on_notify)
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
             session.abort()
+            if is_loss(error):
+                raise CannotConnect(
+                    f"the connection to {self._address.shown} was lost before LISTEN ({reason_of(error)})"
+                ) from error
             raise ConfigurationError(
                 f"cannot LISTEN in {self._address.shown} ({error}); set PERDURE_HINTS=off behind a pooler "
                 "that rotates sessions"

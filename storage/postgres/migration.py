@@ -11,10 +11,10 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from perdure.storage.connect import DatabaseSettings
-from perdure.storage.errors import ConfigurationError
+from perdure.storage.errors import CannotConnect, ConfigurationError
 from perdure.storage.migrations.run import migrate_over
 from perdure.storage.postgres.address import Address, address_of
-from perdure.storage.postgres.failures import reason_of
+from perdure.storage.postgres.failures import is_loss, reason_of
 from perdure.storage.postgres.session import connect_plainly
 
 LOCK = 0x7065_7264_7572_6500  # "perdure": the key of the advisory lock
@@ -50,6 +50,11 @@ async def _migrate(settings: DatabaseSettings, address: Address) -> tuple[int, i
                 f"cannot migrate {address.shown} now: a transaction has had one of its tables in use for longer than "
                 f"{TABLE_WAIT} ({reason_of(cause)}); nothing was changed, and runners were held up no longer than "
                 "that. Run it again when no backup and no long query is under way (pg_stat_activity shows them)"
+            ) from error
+        if is_loss(cause):
+            raise CannotConnect(
+                f"cannot migrate {address.shown}: the connection was lost ({reason_of(cause)}). Run it again: what was "
+                "done already is not done twice"
             ) from error
         raise ConfigurationError(
             f"cannot migrate {address.shown}: {reason_of(cause)}; nothing was changed. "

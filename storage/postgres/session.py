@@ -180,7 +180,7 @@ def name_of(sql: str) -> str:
 async def connect_plainly(
     address: Address, seconds: float = CONNECT_SECONDS, *, statements: int = 200
 ) -> asyncpg.Connection:
-    """A connection without our settings. Raises `ConfigurationError` that says what to check.
+    """A connection without our settings. Raises `CannotConnect`, or another `ConfigurationError`, with advice.
 
     statements: how many prepared ones it keeps; 0 where a pooler may change the session between two transactions."""
     try:
@@ -216,7 +216,7 @@ async def open_session(
 ) -> Session:
     """Connect and make the settings. hot: plans for looping statements. guarded: the server gives the session up
     soon after the network to us is gone. rotated: by a pooler, between two transactions. connection: one that is there
-    already. Raises `ConfigurationError`, with advice."""
+    already. Raises `CannotConnect` or another `ConfigurationError`, with advice."""
     if connection is None:
         connection = await connect_plainly(address, seconds, statements=0 if rotated else 200)
     every_time: str | None = None

@@ -7,12 +7,22 @@ import sqlite3
 from pathlib import Path
 from urllib.parse import quote
 
-from perdure.storage.errors import ConfigurationError, SchemaError
+from perdure.storage.errors import CannotConnect, ConfigurationError, SchemaError
 from perdure.storage.sqlite.failures import ADVICE, is_contention, primary_code
 
 OLDEST = (3, 38, 0)
 OPENING = 5.0
 """Seconds that opening waits for a process which recovers or converts the file at the same moment."""
+PASSING = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_NOMEM,
+    }
+)
+"""Why a file cannot be opened now and can be a moment later, with the same settings."""
 LOCK_TRY = 0.01
 """Seconds of one try to get the write lock; the tries go on until the call's deadline."""
 
@@ -100,10 +110,11 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
 
 def _cannot_open(path: Path, error: sqlite3.Error) -> ConfigurationError:
     code = primary_code(error)
+    kind = CannotConnect if code in PASSING else ConfigurationError
     advice = ADVICE.get(-1 if code is None else code)
     if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
         advice = "this is not a SQLite database, or a damaged one: correct the URL or restore it from a backup"
-    return ConfigurationError(f"SQLite file {path} cannot be opened: {advice or error} ({error})")
+    return kind(f"SQLite file {path} cannot be opened: {advice or error} ({error})")
 
 
 def open_memory() -> sqlite3.Connection:

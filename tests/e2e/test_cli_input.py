@@ -178,9 +178,9 @@ def test_a_schema_that_is_missing_or_too_old_names_the_command(cli, tmp_path):
 
 
 class TestServers:
-    def refused(self, url, tmp_path) -> str:
+    def refused(self, url, tmp_path, code=2) -> str:
         began = time.monotonic()
-        said = Commands(url, tmp_path)("workflows", "list").refused()
+        said = Commands(url, tmp_path)("workflows", "list").refused(code)
         assert time.monotonic() - began < 10.5
         assert "secret" not in said
         return said
@@ -194,13 +194,13 @@ class TestServers:
 
     def test_nobody_listens(self, tmp_path):
         url = f"postgresql://me:secret@127.0.0.1:{free_port()}/x"
-        assert "Check host and port" in self.refused(url, tmp_path)
+        assert "Check host and port" in self.refused(url, tmp_path, code=1)
 
     @pytest.mark.req("CL11")
     def test_a_silent_server(self, tmp_path):
         with socket.create_server(("127.0.0.1", 0)) as silent:
             url = f"postgresql://me:secret@127.0.0.1:{silent.getsockname()[1]}/x"
-            assert "127.0.0.1" in self.refused(url, tmp_path)
+            assert "127.0.0.1" in self.refused(url, tmp_path, code=1)
 
     def test_no_such_database(self, postgres, tmp_path):
         assert "does not exist" in self.refused(postgres.url("not_there"), tmp_path)

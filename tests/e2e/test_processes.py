@@ -19,6 +19,7 @@ from perdure.storage.errors import ConfigurationError
 from tests.e2e.commands import Commands, environment
 from tests.harness.pods import Pod
 from tests.harness.postgres import free_port
+from tests.harness.proxy import PostgresProxy
 from tests.harness.waiting import until
 
 APPLICATION = """
@@ -59,9 +60,9 @@ def parent(migrated_postgres_url, tmp_path):
     (tmp_path / "counting.py").write_text(textwrap.dedent(APPLICATION))
     started: list[Pod] = []
 
-    def make(*options: str) -> Pod:
+    def make(*options: str, url: str = migrated_postgres_url) -> Pod:
         command = [sys.executable, "-m", "perdure", "serve", "counting:app", "--processes", "2"]
-        env = {"PERDURE_DB": migrated_postgres_url, "PERDURE_LEASE": "2", "POD_NAME": "pod-1"}
+        env = {"PERDURE_DB": url, "PERDURE_LEASE": "2", "POD_NAME": "pod-1"}
         log = tmp_path / "parent.log"
         started.append(
             Pod(
@@ -158,10 +159,9 @@ async def test_what_cannot_boot_ends_all(parent):
 
 @pytest.mark.req("CL5")
 async def test_one_that_cannot_boot_has_the_others_drained(parent, cli, tmp_path):
-    """A child's port is taken while it is down: the parent tells the other at once, whose step may end although the
-    operator, too, sends his first signal; the exit code is that of the misconfigured one."""
-    port = free_ports(2)
-    pod = parent("--set", f"runner_port={port}")
+    """The application cannot be imported any more when a child comes back: the parent tells the other at once, whose
+    step may end although the operator, too, sends his first signal; the exit code is that of the misconfigured one."""
+    pod = parent()
     await names_of_live(cli, 2)
     victim, other = (pid_of(pod, 2), pid_of(pod, 1))
     steps = tmp_path / "steps"
@@ -173,20 +173,59 @@ async def test_one_that_cannot_boot_has_the_others_drained(parent, cli, tmp_path
         return steps.exists() and f"begun-{other}" in steps.read_text()
 
     await until(begun, what="a step of the first child", deadline=40)
+    (tmp_path / "counting.py").write_text("import nothing_of_that_name")
+    os.kill(victim, signal.SIGKILL)
+    await pod.wait_log("process.misconfigured .*code=2")
+    await pod.wait_log("pod.stopping")
+    pod.terminate()
+    await pod.wait_log("process.told")
+    (tmp_path / "go").touch()
+    assert await pod.wait_end() == 2
+    assert f"ended-{other}" in steps.read_text()
+    assert "told twice" not in pod.log
+    assert living(children_of(pod)) == []
+
+
+@pytest.mark.req("CL1", "CL5")
+async def test_a_port_that_is_taken_is_waited_for(parent, cli):
+    """By a pod of the release before that is ending, or by a connection that was given it by chance."""
+    port = free_ports(2)
+    pod = parent("--set", f"runner_port={port}")
+    await names_of_live(cli, 2)
+    victim, other = pid_of(pod, 2), pid_of(pod, 1)
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         os.kill(victim, signal.SIGKILL)
         await until(lambda: bound(taken, port + 1), what="its port", deadline=5, interval=0.01)
         taken.listen()
-        await pod.wait_log("process.misconfigured .*code=2")
-        await pod.wait_log("pod.stopping")
+        await pod.wait_log("process.crashed .*code=1 ")
+    await names_of_live(cli, 2)
+    assert living([other]) == [other]
+    pod.terminate()
+    assert await pod.wait_end() == 0
+
+
+@pytest.mark.req("CL1", "DB1")
+async def test_a_database_that_is_away_ends_nobody(postgres, migrated_postgres_url, parent, cli):
+    """A child dies while new connections are refused: its successor cannot boot, which is no fault of its settings. It
+    is tried again until the database is back; the other pod, whose connections are there, knows nothing of it."""
+    async with PostgresProxy(postgres.port) as proxy:
+        pod = parent(url=through(migrated_postgres_url, proxy))
+        await names_of_live(cli, 2)
+        victim, other = pid_of(pod, 2), pid_of(pod, 1)
+        async with proxy.refusing(cut=False):
+            os.kill(victim, signal.SIGKILL)
+            await pod.wait_log("process.crashed .*code=1 ")
+            assert living([other]) == [other]
+        await names_of_live(cli, 2)
+        assert living([other]) == [other]
         pod.terminate()
-        await pod.wait_log("process.told")
-        (tmp_path / "go").touch()
-        assert await pod.wait_end() == 2
-    assert f"ended-{other}" in steps.read_text()
-    assert "told twice" not in pod.log
-    assert living(children_of(pod)) == []
+        assert await pod.wait_end() == 0
+    assert "process.misconfigured" not in pod.log
+
+
+def through(url: str, proxy: PostgresProxy) -> str:
+    return re.sub(r"@[^/]+/", f"@127.0.0.1:{proxy.port}/", url)
 
 
 def pid_of(parent: Pod, number: int) -> int:
