@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -245,6 +246,8 @@ class Activation:
         if not self._suspends:
             self.body.hold_starts(self.leaving)
             self.body.thaw()
+            if self._ending is not None:  # a foreign thread ended it meanwhile: it turns no more
+                self._advance()
         elif self._flight is None:
             self._hold_unentered()
 
@@ -299,8 +302,7 @@ class Activation:
         if self.body is not None and self.rest is None:
             self.body.clock_moved()
         if self._look_again is not None:
-            self._look_again.cancel()
-            self._look_again = self.around.host.call_later(0, self._advance)
+            self._schedule_look(-math.inf)
 
     def leave(self) -> None:
         """The shard is being handed over: start no more steps, park as soon as none is running."""
@@ -330,8 +332,7 @@ class Activation:
 
     def _silence(self, *, lost_ownership: bool) -> None:
         """End the body and its steps; nothing they do from here on is looked at (R7)."""
-        if self._look_again is not None:
-            self._look_again.cancel()
+        self._look_no_more()
         for key in list(self.steps):
             step = self._step_over(key)
             if step is not None:
@@ -441,8 +442,9 @@ class Activation:
 
     # -- the gate
     def _advance(self) -> None:
-        """Send what is due to be written, if nothing is under way."""
-        if self.gone or self._flight is not None or self.body is None:
+        """Send what is due to be written, if nothing is under way. Not while the mail of a waking run is being read:
+        its body has not heard what woke it, and a park would say that it had."""
+        if self.gone or self._flight is not None or self.body is None or self._waking:
             return
         fitting = self._fitting()
         if fitting < len(self._entries):
@@ -514,10 +516,18 @@ class Activation:
         return True
 
     def _schedule_look(self, at: float) -> None:
+        self._look_no_more()
+        delay = max(0.0, at - self.around.now())
+        self._look_again = self.around.host.call_later(delay, self._look)
+
+    def _look(self) -> None:
+        self._look_again = None
+        self._advance()
+
+    def _look_no_more(self) -> None:
         if self._look_again is not None:
             self._look_again.cancel()
-        delay = max(0.0, at - self.around.now())
-        self._look_again = self.around.host.call_later(delay, self._advance)
+            self._look_again = None
 
     def _final(self, ending: Ending) -> Finish | Park:
         assert self.body is not None
@@ -604,8 +614,7 @@ class Activation:
         self._trace_end(f"parked: {park.reason}")
         self.gone = True
         self.rest = Rest(batch_id, write.revision + 1, self._next_seq)
-        if self._look_again is not None:
-            self._look_again.cancel()
+        self._look_no_more()
         if write.entries:  # what they led to may start after the wake (R4)
             self.body.committed(write.entries[-1].seq)
         self.body.rest()

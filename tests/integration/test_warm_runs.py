@@ -115,8 +115,10 @@ class Counted(Watched):
 
 
 @asynccontextmanager
-async def counting(url: str, **settings: Any) -> AsyncIterator[tuple[Runner, Client, Counted]]:
-    database = Counted(url)
+async def counting(
+    url: str, *, database: Counted | None = None, **settings: Any
+) -> AsyncIterator[tuple[Runner, Client, Counted]]:
+    database = database or Counted(url)
     chosen = {"park_after": SOON} | settings
     async with (
         runner_on(url, WORKFLOWS, database=database, **chosen) as runner,
@@ -210,6 +212,48 @@ async def test_what_another_runner_has_had_meanwhile_is_replayed(
         await asyncio.gather(*(handle.signal("go", 2) for handle in handles))
         assert [await handle.wait(20) for handle in handles] == [[0, 1, 2]] * 8
         assert len(executed) == 8 * 3, "what was recorded was not executed again"
+
+
+class SlowMail(Counted):
+    """Mailboxes are read, and the answers kept back until they are let go."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.let_go = asyncio.Event()
+        self.reading: list[str] = []
+
+    def runs(self) -> RunStore:
+        store = super().runs()
+        read = store.read_mailboxes
+
+        async def read_mailboxes(run_ids):
+            mailboxes = await read(run_ids)
+            self.reading += run_ids
+            await self.let_go.wait()
+            return mailboxes
+
+        store.read_mailboxes = read_mailboxes  # type: ignore[method-assign]
+        return store
+
+
+async def test_a_clock_that_is_set_while_a_waking_runs_mail_is_read_parks_nothing(
+    migrated_url: str,
+) -> None:
+    """A park there would say that the run has seen the very message that woke it: nobody would look again."""
+    database = SlowMail(migrated_url)
+    async with counting(migrated_url, database=database) as (runner, client, _):
+        handle = await client.start(hears, 1)
+        await until_warm(runner)
+        await handle.signal("go", 7)
+        await until(lambda: handle.run_id in database.reading, what="its mail being read")
+        sent = len(database.batches)
+        runner.session.engine._clock_moved(3.0)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        database.let_go.set()
+        assert await handle.wait(20) == [7]
+        assert len(database.batches) == sent + 1, "its end, and nothing before that"
+        assert len(entered) == 1
 
 
 OTHER_HISTORIES = {
