@@ -1,9 +1,4 @@
-"""Puts the commands together and turns every error into one line and an exit code.
-
-Exit codes: 0 done · 1 it failed (the line says why), or the database or the port cannot be had just now · 2 wrong
-input or configuration · 3 the schema is missing or does not fit (the line has the command to run) ·
-4 a pod was cut short (`stop_signals`) · 130 interrupted.
-"""
+"""Puts the commands together and turns every error into one line and an exit code (`exit_codes`)."""
 
 from __future__ import annotations
 
@@ -16,18 +11,17 @@ from typing import Annotated, NoReturn
 import typer
 
 from perdure.runtime.cli import cluster, doctor, pods, schema, upkeep, workflows
-from perdure.runtime.cli.output import CommandFailed, messages, say_error
-from perdure.runtime.errors import RunNotFound
-from perdure.storage.errors import (
-    CannotConnect,
-    ConfigurationError,
-    InputError,
-    PerdureError,
-    PortTaken,
-    SchemaError,
+from perdure.runtime.cli.exit_codes import (
+    FAILED,
+    INTERRUPTED,
+    OK,
+    WRONG_INPUT,
+    Ending,
+    meaning,
+    threads_left,
 )
-
-OK, FAILED, WRONG_INPUT, WRONG_SCHEMA, INTERRUPTED = 0, 1, 2, 3, 130
+from perdure.runtime.cli.output import CommandFailed, messages, say_error
+from perdure.storage.errors import PerdureError
 
 # typer carries its own copy of click in some releases: its exceptions are reached through the one it exports.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -74,7 +68,12 @@ def build() -> typer.Typer:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit."""
-    code = run(sys.argv[1:] if arguments is None else arguments)
+    code = FAILED
+    try:
+        code = run(sys.argv[1:] if arguments is None else arguments)
+    finally:
+        if threads_left():
+            Ending(code)
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -102,19 +101,14 @@ def run(arguments: Sequence[str]) -> int:
         )
     except ClickException as error:
         return _fail(WRONG_INPUT, _format(error))
-    except SchemaError as error:
-        return _fail(WRONG_SCHEMA, str(error))
-    except (CannotConnect, PortTaken) as error:
-        return _fail(FAILED, str(error))
-    except (InputError, RunNotFound, ConfigurationError) as error:
-        return _fail(WRONG_INPUT, str(error))
     except (CommandFailed, PerdureError) as error:
-        return _fail(FAILED, str(error))
+        return _fail(*meaning(error))
     return answer if isinstance(answer, int) else OK
 
 
-def _fail(code: int, message: str) -> int:
-    say_error(message)
+def _fail(code: int, message: str | None) -> int:
+    if message is not None:
+        say_error(message)
     return code
 
 

@@ -3,40 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import sys
-import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import structlog
 
-T = TypeVar("T")
+from perdure.runtime.cli.exit_codes import FAILED, LINGER, Ending, meaning
 
-LINGER = 2.0
-"""Seconds that tasks and threads of the application may hold up the process after the pod has stopped."""
+T = TypeVar("T")
 
 log = structlog.get_logger("perdure.cli")
 
 
 def run_to_end(main: Coroutine[Any, Any, int]) -> int:
     """Run ``main`` on a loop of its own and return or raise as it does; soon afterwards the process ends, with what
-    it returned as exit code."""
+    it returned as exit code, or with that of the error."""
     loop = host_loop()
     asyncio.set_event_loop(loop)
-    code = 1
-    ended = False
+    code, why = FAILED, None
     try:
         code = drive(loop, loop.create_task(main, name="pod"))
-        ended = True
         return code
+    except BaseException as error:
+        code, why = meaning(error)
+        raise
     finally:
-        if ended or _threads_left():
-            _exit_soon(code)
+        ending = Ending(code, why)
         _let_go(loop)
         asyncio.set_event_loop(None)
         loop.close()
+        ending.unsaid = None
 
 
 def host_loop() -> asyncio.AbstractEventLoop:
@@ -51,12 +48,6 @@ def host_loop() -> asyncio.AbstractEventLoop:
         )
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
-
-
-def _threads_left() -> bool:
-    """Whether there are threads that Python would wait for before it ends."""
-    own = (threading.main_thread(), threading.current_thread())
-    return any(not thread.daemon and thread not in own for thread in threading.enumerate())
 
 
 def drive(loop: asyncio.AbstractEventLoop, main: asyncio.Task[T]) -> T:
@@ -97,16 +88,3 @@ def _let_go(loop: asyncio.AbstractEventLoop) -> None:
 
 async def _ended(tasks: set[asyncio.Task[Any]]) -> None:
     await asyncio.wait(tasks, timeout=LINGER / 2)
-
-
-def _exit_soon(code: int, exit_now: Callable[[int], Any] = os._exit) -> None:
-    """The pod has stopped; a thread of the application that never ends must not keep the process."""
-
-    def cut() -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        exit_now(code)
-
-    timer = threading.Timer(LINGER, cut)
-    timer.daemon = True
-    timer.start()

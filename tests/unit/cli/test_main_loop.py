@@ -2,7 +2,9 @@
 
 import asyncio
 import signal
+import subprocess
 import sys
+import textwrap
 
 import pytest
 import structlog
@@ -97,3 +99,30 @@ def test_without_uvloop_a_pod_runs_on_the_plain_loop_and_says_so(monkeypatch):
     finally:
         found.close()
     assert [line["event"] for line in lines] == ["loop.plain"]
+
+
+def test_a_task_that_holds_the_loop_at_the_end_hides_no_error():
+    """What ended the pod is said, with its code, though the loop never comes to an end."""
+    script = """
+        import asyncio
+        import threading
+        from perdure.runtime.cli.main_loop import run_to_end
+        from perdure.storage.errors import SchemaError
+
+        async def stubborn():
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                threading.Event().wait()
+
+        async def main():
+            task = asyncio.create_task(stubborn())
+            await asyncio.sleep(0)
+            raise SchemaError("run this command")
+
+        run_to_end(main())
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=30
+    )
+    assert (done.returncode, done.stderr) == (3, "error: run this command\n")
