@@ -27,6 +27,15 @@ CONFLICTS = frozenset({"40001", "40P01", "55P03", "57014"})
 REFUSALS = ("21", "22", "23", "54")
 # Resources, operator intervention, system error, read-only transaction: nothing was written.
 OUTAGES = ("53", "57", "58", "25", "XX")
+DRIVER_ERRORS = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+    TimeoutError,
+    EOFError,
+)
+"""What a connection without a `Session` around it may raise: for `translate` or `explain_connect`."""
 
 
 def is_loss(error: BaseException) -> bool:

@@ -14,16 +14,14 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
-import asyncpg
-
 from perdure.storage.clock import Randomness
 from perdure.storage.errors import CannotConnect, ConfigurationError, PerdureError
 from perdure.storage.interface import HintChannel
 from perdure.storage.model import Hint, HintKind
 from perdure.storage.postgres import queries
-from perdure.storage.postgres.failures import is_loss, reason_of
+from perdure.storage.postgres.failures import DRIVER_ERRORS, is_loss, reason_of
 from perdure.storage.postgres.server import Server
-from perdure.storage.postgres.session import Session
+from perdure.storage.postgres.session import Session, cut_after
 
 log = logging.getLogger(__name__)
 
@@ -92,8 +90,9 @@ class PostgresHintChannel(HintChannel):
             session.connection.add_termination_listener(self._on_lost)
             # Rotated, nobody would listen a moment later: scans find what there is.
             if not session.rotated:
-                await session.connection.add_listener(self._channel, self._on_notify)
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+                with cut_after(session.connection, self._settings.deadline):
+                    await session.connection.add_listener(self._channel, self._on_notify)
+        except DRIVER_ERRORS as error:
             session.abort()
             if is_loss(error):
                 raise CannotConnect(

@@ -9,14 +9,14 @@ from contextlib import AsyncExitStack
 
 import asyncpg
 
-from perdure.storage.errors import ConfigurationError
+from perdure.storage.errors import ConfigurationError, DatabaseUnavailable
 from perdure.storage.postgres.address import Address
-from perdure.storage.postgres.session import connect_plainly
+from perdure.storage.postgres.failures import DRIVER_ERRORS, translate
+from perdure.storage.postgres.session import connect_plainly, cut_after
 
 OTHERS = 5
 """Transactions opened between two statements of one connection: a pooler has to give its session to one of them."""
 PROBE_SECONDS = 2.0
-LOSSES = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, ConfigurationError)
 
 
 def lock_key(schema: str | None, cluster_id: str, runner_id: int) -> int:
@@ -26,16 +26,20 @@ def lock_key(schema: str | None, cluster_id: str, runner_id: int) -> int:
     return int.from_bytes(digest, "big", signed=True)
 
 
-async def rotation(address: Address) -> str | None:
+async def rotation(address: Address, *, deadline: float) -> str | None:
     """How it shows that a pooler gives one connection's statements to several sessions; None: it does not.
 
     A quiet pooler hands the same session out again and again, so others use what it has in between; what it then
-    has left, and what the others were given, tells. Raises `ConfigurationError` if nothing can be connected to.
+    has left, and what the others were given, tells. deadline: seconds in which a first session must be given. Raises
+    `ConfigurationError` if nothing can be connected to, `DatabaseUnavailable` when the connection is lost meanwhile.
     """
     async with AsyncExitStack() as stack:
         first = await _connected(address, stack)
         mark = secrets.token_hex(8)
-        before = await _session_of(first, leave=mark)
+        try:
+            before = await _session_of(first, address, deadline, leave=mark)
+        except TimeoutError as error:
+            raise DatabaseUnavailable(f"{address.shown} gave no session: {error}") from None
         try:
             async with asyncio.timeout(PROBE_SECONDS):
                 for _ in range(OTHERS):
@@ -43,11 +47,10 @@ async def rotation(address: Address) -> str | None:
                     await other.transaction().start()
                     if mark in await _here(other):
                         return "another connection was given the session of this one"
-        except (TimeoutError, *LOSSES):
+        except (ConfigurationError, *DRIVER_ERRORS):
             pass  # no more to be had: those that were found are used
         try:
-            async with asyncio.timeout(PROBE_SECONDS):
-                after = await _session_of(first)
+            after = await _session_of(first, address, PROBE_SECONDS)
         except TimeoutError:
             return "a second statement had to wait for a session"
     if after != before:
@@ -62,15 +65,25 @@ async def _connected(address: Address, stack: AsyncExitStack) -> asyncpg.Connect
 
 
 async def _session_of(
-    connection: asyncpg.Connection, *, leave: str | None = None
+    connection: asyncpg.Connection, address: Address, seconds: float, *, leave: str | None = None
 ) -> tuple[str, str]:
-    """Pid and mark of the session that answers now; ``leave``: a mark to leave in it."""
-    async with (
-        connection.transaction()
-    ):  # in one: its statements are prepared in the session they run in
-        if leave is not None:
-            await connection.fetchval("select set_config('perdure.probe', $1, false)", leave)
-        return await _here(connection)
+    """Pid and mark of the session that answers now; ``leave``: a mark to leave in it. Raises `TimeoutError`,
+    `DatabaseUnavailable`."""
+    try:
+        # In a transaction: its statements are prepared in the session they run in.
+        with cut_after(connection, seconds):
+            async with connection.transaction():
+                if leave is not None:
+                    await connection.fetchval(
+                        "select set_config('perdure.probe', $1, false)", leave
+                    )
+                return await _here(connection)
+    except TimeoutError:
+        raise
+    except DRIVER_ERRORS as error:
+        raise translate(
+            error, what="looking for a pooler", writes=False, where=address.shown
+        ) from None
 
 
 async def _here(connection: asyncpg.Connection) -> tuple[str, str]:

@@ -7,7 +7,6 @@ the process believes of rows is void then; `history` tells everybody who holds s
 
 from __future__ import annotations
 
-import asyncio
 import threading
 
 import asyncpg
@@ -17,7 +16,7 @@ from perdure.storage.clock import Clock
 from perdure.storage.connect import DatabaseSettings
 from perdure.storage.model import LockFacts
 from perdure.storage.postgres.address import Address, address_of
-from perdure.storage.postgres.failures import explain_connect
+from perdure.storage.postgres.failures import DRIVER_ERRORS, explain_connect
 from perdure.storage.postgres.liveness import rotation
 from perdure.storage.postgres.position import Position, what_changed
 from perdure.storage.postgres.precedence import Precedence
@@ -25,6 +24,7 @@ from perdure.storage.postgres.session import (
     CONNECT_SECONDS,
     Session,
     connect_plainly,
+    cut_after,
     is_direct,
     open_session,
 )
@@ -90,18 +90,18 @@ class Server:
         """Find out what is between us and the server. The connection, if it can be used."""
         connection = await connect_plainly(self.address, seconds)
         try:
-            async with asyncio.timeout(seconds):
+            with cut_after(connection, seconds):
                 if await is_direct(connection):
                     self._asked = True
                     return connection
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+        except DRIVER_ERRORS as error:
             connection.terminate()
             raise explain_connect(error, self.address, seconds) from None
         except BaseException:
             connection.terminate()
             raise
         connection.terminate()
-        self._rotated = await rotation(self.address)
+        self._rotated = await rotation(self.address, deadline=self.settings.deadline)
         self._asked = True
         if self._rotated is not None:
             log.warning(
@@ -114,8 +114,8 @@ class Server:
         return None
 
     async def lock_facts(self) -> LockFacts:
-        """Probes anew."""
-        found = await rotation(self.address)
+        """Probes anew. Raises `ConfigurationError` if nothing can be connected to, `DatabaseUnavailable`."""
+        found = await rotation(self.address, deadline=self.settings.deadline)
         return LockFacts(session_locks=True, rotated=found or self._rotated)
 
     def _note(self, known: Position | None, history: int, found: Position) -> None:

@@ -13,7 +13,7 @@ import os
 import secrets
 import socket
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -24,7 +24,7 @@ from perdure.storage.connect import DatabaseSettings
 from perdure.storage.errors import ConfigurationError, DatabaseUnavailable
 from perdure.storage.postgres import queries
 from perdure.storage.postgres.address import Address
-from perdure.storage.postgres.failures import explain_connect, is_loss, translate
+from perdure.storage.postgres.failures import DRIVER_ERRORS, explain_connect, is_loss, translate
 from perdure.storage.postgres.position import Position
 
 T = TypeVar("T")
@@ -177,6 +177,30 @@ def name_of(sql: str) -> str:
     return sql.split("\n", 1)[0].removeprefix("-- name: ")
 
 
+@contextlib.contextmanager
+def cut_after(connection: asyncpg.Connection, seconds: float) -> Iterator[None]:
+    """A deadline for statements outside of `Session.run`: the connection is cut, and `TimeoutError` raised.
+
+    Not `asyncio.timeout`: a driver whose statement is cancelled asks the server to cancel it, and waits for that before
+    the next statement, such as the one that ends a transaction. From a server that is silent no word comes."""
+    expired = False
+
+    def cut() -> None:
+        nonlocal expired
+        expired = True
+        connection.terminate()
+
+    timer = asyncio.get_running_loop().call_later(seconds, cut)
+    try:
+        yield
+    except Exception as error:
+        if expired:
+            raise TimeoutError(f"no answer within {seconds:g} s") from error
+        raise
+    finally:
+        timer.cancel()
+
+
 async def connect_plainly(
     address: Address, seconds: float = CONNECT_SECONDS, *, statements: int = 200
 ) -> asyncpg.Connection:
@@ -221,14 +245,14 @@ async def open_session(
         connection = await connect_plainly(address, seconds, statements=0 if rotated else 200)
     every_time: str | None = None
     try:
-        async with asyncio.timeout(seconds):
+        with cut_after(connection, seconds):
             if rotated:
                 every_time = await _settings_of_a_transaction(connection, settings, hot=hot)
                 async with connection.transaction():
                     backend, position = await _know(connection)
             else:
                 backend, position = await _prepare(connection, settings, hot=hot, guarded=guarded)
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+    except DRIVER_ERRORS as error:
         connection.terminate()
         raise explain_connect(error, address, seconds) from None
     except BaseException:

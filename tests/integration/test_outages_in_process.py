@@ -120,6 +120,28 @@ async def test_a_runner_declared_dead_while_nobody_can_connect_begins_anew_when_
         closed.cancel()
 
 
+@pytest.mark.req("CL11")
+@pytest.mark.parametrize("fault", ["cut", "hang"])
+async def test_a_runner_begins_anew_when_the_database_goes_away_as_it_looks_for_a_pooler(
+    migrated_postgres_url: str, fault: str
+):
+    url = migrated_postgres_url
+    port, name = port_and_name(url)
+    async with (
+        PostgresProxy(port) as proxy,
+        runner_on(proxy.url(name), [echo], lease=1.0, storage_deadline=1.0) as runner,
+        client_on(url, [echo]) as client,
+    ):
+        closed = asyncio.create_task(runner.closed())
+        arm = proxy.cut if fault == "cut" else proxy.hang
+        rule = arm(predicate=lambda sql: "set_config('perdure.probe'" in sql)
+        await execute(url, "update perdure_runners set dead = true")
+        await asyncio.wait_for(rule.happened.wait(), 10)
+        assert await client.run(echo, 5, timeout=10) == 5
+        assert not closed.done()
+        closed.cancel()
+
+
 async def resharded(url: str) -> None:
     store = upkeep(DatabaseSettings(url), clock=SystemClock())
     await store.open()

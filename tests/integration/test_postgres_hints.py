@@ -59,6 +59,7 @@ async def test_hints_reach_the_others_and_not_their_sender(url: str) -> None:
         second.channel.send([Hint(HintKind.ANY)])
         await until(lambda: len(third.heard) == 5, what="hints of both")
         await until(lambda: len(second.heard) == 4, what="hints of the first")
+        await until(lambda: first.heard, what="hints of the second")
         assert second.heard == sent
         assert first.heard == [Hint(HintKind.ANY)]
 
