@@ -140,10 +140,18 @@ def claims_of(rows: Sequence[Row]) -> Claims:
 def commit_columns(runner_id: int, batch_id: int, writes: Sequence[RunWrite]) -> Columns:
     """The arrays of `commit`; the writes are sorted by run_id."""
     return [
-        *commit_steps_columns(runner_id, batch_id, writes),
-        *_outcome_columns(writes),
+        *commit_ends_columns(runner_id, batch_id, writes),
+        *_sent(_REST, [_rest(write) for write in writes]),
         *_consumed_columns(writes),
         *_event_columns(writes),
+    ]
+
+
+def commit_ends_columns(runner_id: int, batch_id: int, writes: Sequence[RunWrite]) -> Columns:
+    """The same of writes that are `only_ends`."""
+    return [
+        *commit_steps_columns(runner_id, batch_id, writes),
+        *_sent(_OUTCOME, [_outcome(write) for write in writes]),
         FORMAT,
     ]
 
@@ -158,6 +166,18 @@ def only_entries(writes: Sequence[RunWrite]) -> bool:
     return not any(write.outcome is not None or write.consumed or write.events for write in writes)
 
 
+def only_ends(writes: Sequence[RunWrite]) -> bool:
+    """Whether the writes hold nothing but entries and the ends of runs that are no children."""
+    return all(
+        not (write.consumed or write.events)
+        and (
+            write.outcome is None
+            or (isinstance(write.outcome, Finish) and write.outcome.parent_id is None)
+        )
+        for write in writes
+    )
+
+
 def _member_columns(writes: Sequence[RunWrite]) -> Columns:
     return [
         texts([write.run_id for write in writes]),
@@ -168,30 +188,40 @@ def _member_columns(writes: Sequence[RunWrite]) -> Columns:
     ]
 
 
-_OUTCOME: Sequence[Callable[[list[Any]], object]] = (
-    texts, _column, numbers, texts, texts, texts, _column, _column, texts, _column, texts
-)  # fmt: skip
-"""How each of its columns is sent."""
+Encode = Callable[[list[Any]], object]
+
+_OUTCOME: Sequence[Encode] = (texts, texts, texts, _column, _column, texts, _column)
+_REST: Sequence[Encode] = (texts, _column, numbers, texts)
+"""How each of the columns is sent."""
 
 
-def _outcome_columns(writes: Sequence[RunWrite]) -> Columns:
-    if not writes:  # a statement is being planned
-        return [encode([]) for encode in _OUTCOME]
-    columns = zip(*map(_outcome, writes), strict=True)
-    return [encode(list(column)) for encode, column in zip(_OUTCOME, columns, strict=True)]
+def _sent(how: Sequence[Encode], rows: Sequence[tuple[Any, ...]]) -> Columns:
+    if not rows:  # a statement is being planned
+        return [encode([]) for encode in how]
+    columns = zip(*rows, strict=True)
+    return [encode(list(column)) for encode, column in zip(how, columns, strict=True)]
 
 
 def _outcome(write: RunWrite) -> tuple[Any, ...]:
     match write.outcome:
         case None:
             return (None,) * len(_OUTCOME)
+        case Park(reason=reason):
+            return ("park", reason, *([None] * 5))
+        case Finish() as end:
+            told = (end.status, end.result, end.error, *error_summary(end.error))
+            return ("finish", end.reason, *told)
+
+
+def _rest(write: RunWrite) -> tuple[Any, ...]:
+    match write.outcome:
+        case None:
+            return (None,) * len(_REST)
         case Park(wake_at=wake_at, seen=seen, reason=reason):
             due = None if reason.hold else wake_at
-            forced = "true" if reason.forced else "false"
-            return ("park", due, seen, reason, forced, *([None] * 6))
-        case Finish() as end:
-            told = (end.status, end.result, end.error, *error_summary(end.error), end.parent_id)
-            return ("finish", None, None, end.reason, None, *told)
+            return (None, due, seen, "true" if reason.forced else "false")
+        case Finish(parent_id=parent_id):
+            return (parent_id, None, None, None)
 
 
 def _entry_columns(writes: Sequence[RunWrite]) -> Columns:

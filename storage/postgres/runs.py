@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import asyncpg
@@ -108,6 +108,7 @@ class PostgresRunStore(RunStore):
         deadline = self._settings.deadline
         for sql, nothing in (
             (queries.COMMIT, columns.commit_columns(0, 0, ())),
+            (queries.COMMIT_ENDS, columns.commit_ends_columns(0, 0, ())),
             (queries.COMMIT_STEPS, columns.commit_steps_columns(0, 0, ())),
         ):
             await session.fetch(sql, *nothing, writes=False, deadline=deadline)
@@ -341,13 +342,8 @@ class PostgresRunStore(RunStore):
     async def _commit(
         self, runner_id: int, batch_id: int, writes: Sequence[RunWrite]
     ) -> dict[str, Verdict]:
-        if columns.only_entries(writes):
-            sql, args = (
-                queries.COMMIT_STEPS,
-                columns.commit_steps_columns(runner_id, batch_id, writes),
-            )
-        else:
-            sql, args = queries.COMMIT, columns.commit_columns(runner_id, batch_id, writes)
+        sql, columns_of = _variant_for(writes)
+        args = columns_of(runner_id, batch_id, writes)
         deadline = self._settings.deadline
 
         async def use(session: Session) -> dict[str, Verdict]:
@@ -502,6 +498,17 @@ def _start_outcome(
     if run is first[run.run_id] and run.run_id in created:
         return births.created(run, born_at=created[run.run_id])
     return columns.start_found(run, found[run.run_id])
+
+
+def _variant_for(
+    writes: Sequence[RunWrite],
+) -> tuple[str, Callable[[int, int, Sequence[RunWrite]], Sequence[object]]]:
+    """The shortest statement for a batch, and what makes its arguments."""
+    if columns.only_entries(writes):
+        return queries.COMMIT_STEPS, columns.commit_steps_columns
+    if columns.only_ends(writes):
+        return queries.COMMIT_ENDS, columns.commit_ends_columns
+    return queries.COMMIT, columns.commit_columns
 
 
 def _applied(write: RunWrite, refused: set[str]) -> Verdict:

@@ -220,6 +220,14 @@ def commit_of_steps() -> list[object]:
     return columns.commit_steps_columns(ME, 99, writes)
 
 
+def commit_of_ends() -> list[object]:
+    outcomes = [None, Finish(RunStatus.SUCCEEDED, result="1")]
+    writes = [RunWrite(f"r{n}", n, 1, [ENTRY], outcome=outcomes[n % 2]) for n in range(1, 201)]
+    writes.sort(key=lambda write: write.run_id)
+    assert columns.only_ends(writes)
+    return columns.commit_ends_columns(ME, 99, writes)
+
+
 def commit(outcome: Park | Finish | None) -> list[object]:
     writes = [
         RunWrite(f"r{n}", n, 1, [ENTRY], [("m1", 1)], [RunEvent("timer-set", 1.0)], outcome)
@@ -249,7 +257,8 @@ LOOPING: dict[str, tuple[str, list[object], str, int]] = {
     "commit of steps": (queries.COMMIT_STEPS, commit_of_steps(), "perdure_fences_pkey", 10_000),
     "commit of steps and more": (queries.COMMIT, commit(None), "perdure_fences_pkey", 15_000),
     "commit of parks": (queries.COMMIT, commit(Park(1.0, 0, Reason.TIMER)), "perdure_wakes_pkey", 15_000),
-    "commit of ends": (queries.COMMIT, commit(Finish(RunStatus.SUCCEEDED)), "perdure_runs_pkey", 25_000),
+    "commit of ends": (queries.COMMIT_ENDS, commit_of_ends(), "perdure_runs_pkey", 25_000),
+    "commit of ends and more": (queries.COMMIT, commit(Finish(RunStatus.SUCCEEDED)), "perdure_runs_pkey", 25_000),
     "settle": (queries.SETTLE, [RUNNING], "perdure_fences_pkey", 3_000),
     "settle one": (queries.SETTLE_ONE, ["r1"], "perdure_fences_pkey", 100),
     "settle rest": (queries.SETTLE_REST, [RUNNING], "perdure_runs_pkey", 4_000),
