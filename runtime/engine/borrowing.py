@@ -16,12 +16,7 @@ from perdure.runtime.engine.pacing import Backoff
 from perdure.runtime.engine.slots import Slots
 from perdure.runtime.engine.suspects import SuspectLane
 from perdure.storage.clock import Randomness
-from perdure.storage.errors import (
-    ConflictError,
-    DatabaseUnavailable,
-    RunnerDeclaredDead,
-    UnknownOutcome,
-)
+from perdure.storage.errors import PerdureError, RunnerDeclaredDead, UnknownOutcome
 from perdure.storage.interface import RunStore
 from perdure.storage.model import SLOTS, ClaimedRun, StrayRequest, Topology
 
@@ -133,12 +128,12 @@ class Borrower:
             self.look_for_lost()
             asyncio.get_running_loop().call_later(self._unknown_ends, self.look_for_lost)
             await Backoff(self._randomness).wait()
-        except (DatabaseUnavailable, ConflictError) as error:
+        except RunnerDeclaredDead:
+            self._declared_dead()
+        except PerdureError as error:  # also that a table, or the right to it, is not there now
             log.warning("claim.unavailable", error=str(error))
             self._lost = self._lost or request.lost
             await asyncio.sleep(Backoff.delay(4, self._randomness.fraction()))
-        except RunnerDeclaredDead:
-            self._declared_dead()
         else:
             self._clock.observe(claims.db_now, sent)
             if claims.runs:

@@ -24,12 +24,7 @@ from perdure.runtime.engine.suspects import SuspectLane
 from perdure.runtime.telemetry import Telemetry
 from perdure.sharding.slots import shard_of
 from perdure.storage.clock import Randomness
-from perdure.storage.errors import (
-    ConflictError,
-    DatabaseUnavailable,
-    RunnerDeclaredDead,
-    UnknownOutcome,
-)
+from perdure.storage.errors import PerdureError, RunnerDeclaredDead, UnknownOutcome
 from perdure.storage.interface import RunStore
 from perdure.storage.model import ClaimedRun, ClaimRequest, Claims, ShardHold
 
@@ -240,7 +235,7 @@ class Claimer:
             upcoming = await self._store.upcoming(
                 self._runner_id, holds, self._now() + HORIZON, UPCOMING_LIMIT
             )
-        except (DatabaseUnavailable, ConflictError, UnknownOutcome) as error:
+        except PerdureError as error:
             log.warning("claim.upcoming-unavailable", error=str(error))
             return False
         for run_id, slot, wake_at in upcoming:
@@ -340,10 +335,10 @@ class Claimer:
                 return
             try:
                 claims = await self._store.claim_runs(request)
-            except (DatabaseUnavailable, ConflictError, UnknownOutcome) as error:
-                log.warning("claim.unavailable", error=str(error))
             except RunnerDeclaredDead:
                 self._declared_dead()
+            except PerdureError as error:
+                log.warning("claim.unavailable", error=str(error))
             else:
                 self._marked_until = claims.db_now
                 if claims.strays:
@@ -363,13 +358,13 @@ class Claimer:
             loop = asyncio.get_running_loop()
             loop.call_later(self._unknown_ends, self._look_again, list(asked))
             await Backoff(self._randomness).wait()
-        except (DatabaseUnavailable, ConflictError) as error:
+        except RunnerDeclaredDead:
+            self._declared_dead()
+        except PerdureError as error:  # also that a table, or the right to it, is not there now
             log.warning("claim.unavailable", error=str(error))
             self._portion.failed()
             self._ask_again(asked, request.orphans)
             await asyncio.sleep(Backoff.delay(4, self._randomness.fraction()))
-        except RunnerDeclaredDead:
-            self._declared_dead()
         else:
             self._clock.observe(claims.db_now, sent)
             self._telemetry.claimed(sent_ns, len(claims.runs))

@@ -41,7 +41,7 @@ from perdure.runtime.results import RunEnd
 from perdure.runtime.telemetry import Telemetry
 from perdure.sharding.slots import shard_of, slot_of
 from perdure.storage.clock import Randomness
-from perdure.storage.errors import StorageError
+from perdure.storage.errors import PerdureError
 from perdure.storage.interface import RunStore
 from perdure.storage.model import (
     ClaimedRun,
@@ -383,7 +383,7 @@ class Engine:
         if resumed:
             self._read_first(self._loader.load(resumed))
         if woken:
-            self._read_first(self._loader.load_mail(woken))
+            self._read_first(self._loader.load(woken))
 
     def _read_first(self, reading: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(reading, name="journals")
@@ -391,7 +391,7 @@ class Engine:
         task.add_done_callback(self._loading.discard)
 
     def _unreadable(self, activation: Activation, error: Exception) -> None:
-        text = f"its journal cannot be read by this release: {error}"
+        text = f"its journal or its mail cannot be read by this release: {error}"
         log.error("run.unreadable", run_id=activation.run.run_id, error=str(error))
         activation.hold(Reason.NONDETERMINISM, RunEvent("journal-unreadable", self._now(), text))
 
@@ -527,7 +527,7 @@ class Engine:
                 continue
             try:
                 moved = await self._store.due_in_memory(seen)
-            except StorageError as error:
+            except PerdureError as error:
                 log.warning("mail.scan-unavailable", error=str(error))
                 continue
             for run_id in moved:

@@ -14,7 +14,7 @@ import structlog
 from perdure.runtime.engine.activation import Activation
 from perdure.runtime.engine.pacing import Backoff, Portion
 from perdure.storage.clock import Randomness
-from perdure.storage.errors import StorageError
+from perdure.storage.errors import PerdureError
 from perdure.storage.interface import RunStore
 from perdure.storage.model import Entry, Mailbox
 
@@ -44,7 +44,7 @@ class Loader:
         self._unreadable = unreadable
 
     async def load(self, activations: Sequence[Activation]) -> None:
-        """Enter them all, whose journal is complete first."""
+        """Enter them all, whose journal is complete first. Of those whose bodies are in memory only the mail is read."""
         waiting = list(activations)
         journals: dict[str, list[Entry]] = {a.run.run_id: [] for a in waiting}
         mailboxes: dict[str, Mailbox] = {}
@@ -53,7 +53,7 @@ class Loader:
             part, waiting = waiting[: portion.size], waiting[portion.size :]
             try:
                 more = await self._read(part, journals, mailboxes)
-            except StorageError as error:
+            except PerdureError as error:  # also that a table, or the right to it, is not there now
                 log.warning("load.unavailable", runs=len(part), error=str(error))
                 waiting += part
                 portion.failed()
@@ -70,20 +70,6 @@ class Loader:
                         run_id = activation.run.run_id
                         self._enter(activation, journals.pop(run_id), mailboxes.pop(run_id, None))
 
-    async def load_mail(self, activations: Sequence[Activation]) -> None:
-        """Of runs whose bodies are in memory: only the mailboxes."""
-        backoff = Backoff(self._randomness)
-        while True:
-            try:
-                mailboxes = await self._mail(activations)
-                break
-            except StorageError as error:
-                log.warning("load.unavailable", runs=len(activations), error=str(error))
-                await backoff.wait()
-        for activation in activations:
-            if not activation.gone:
-                self._enter(activation, (), mailboxes.get(activation.run.run_id))
-
     async def _read(
         self,
         part: Sequence[Activation],
@@ -91,7 +77,7 @@ class Loader:
         mailboxes: dict[str, Mailbox],
     ) -> frozenset[str]:
         """The next page, and the mailboxes not read yet. Returns the runs whose journal goes on."""
-        recorded = [a.run.run_id for a in part if a.run.next_seq > 1]
+        recorded = [a.run.run_id for a in part if a.body is None and a.run.next_seq > 1]
         after = {run_id: read[-1].seq if (read := journals[run_id]) else 0 for run_id in recorded}
         page, mail = await asyncio.gather(
             self._store.read_journal_page(after),

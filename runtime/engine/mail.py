@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
 from perdure.runtime.engine.activation import Activation
 from perdure.runtime.engine.pacing import Backoff, Portion
 from perdure.storage.clock import Randomness
-from perdure.storage.errors import StorageError
+from perdure.storage.errors import PerdureError
 from perdure.storage.interface import RunStore
 
 log = structlog.get_logger("perdure.mail")
@@ -47,17 +47,35 @@ class MailReader:
             if not self._wanted:
                 self._asked.clear()
             try:
-                mailboxes = await self._store.read_mailboxes(run_ids)
-            except StorageError as error:
+                await self._read(run_ids)
+            except PerdureError as error:  # also that a table, or the right to it, is not there now
                 log.warning("mail.unavailable", runs=len(run_ids), error=str(error))
                 for run_id in run_ids:
                     self.poke(run_id)
                 portion.failed()
                 await backoff.wait()
-                continue
-            backoff = Backoff(self._randomness)
-            portion.worked()
-            for run_id, mailbox in mailboxes.items():
-                activation = self._find(run_id)
-                if activation is not None:
-                    activation.mail(mailbox)
+            else:
+                backoff = Backoff(self._randomness)
+                portion.worked()
+
+    async def _read(self, run_ids: Sequence[str]) -> None:
+        try:
+            mailboxes = await self._store.read_mailboxes(run_ids)
+        except PerdureError:
+            raise
+        except Exception as error:  # one of these has mail that this code cannot read (R8)
+            await self._read_apart(run_ids, error)
+            return
+        for run_id, mailbox in mailboxes.items():
+            activation = self._find(run_id)
+            if activation is not None:
+                activation.mail(mailbox)
+
+    async def _read_apart(self, run_ids: Sequence[str], error: Exception) -> None:
+        """Halve until it is alone. It stays unread while its run is in memory: the next claim puts that on hold."""
+        if len(run_ids) == 1:
+            log.error("mail.unreadable", run_id=run_ids[0], error=str(error))
+            return
+        middle = len(run_ids) // 2
+        await self._read(run_ids[:middle])
+        await self._read(run_ids[middle:])

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import structlog
 
-from perdure.storage.errors import StorageError
+from perdure.storage.errors import PerdureError
 from perdure.storage.interface import RunStore
 from perdure.storage.model import RunEvent
 
@@ -54,7 +54,7 @@ class StartLines:
                 continue
             try:
                 await self._store.note_events(lines)
-            except StorageError as error:
+            except PerdureError as error:
                 log.info("step.start-lines-dropped", lines=len(lines), error=str(error))
 
     def _take(self, before: float) -> list[tuple[str, RunEvent]]:

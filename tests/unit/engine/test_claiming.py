@@ -18,7 +18,13 @@ from perdure.runtime.engine.claiming import Claimer
 from perdure.runtime.engine.slots import Slots
 from perdure.runtime.engine.suspects import SuspectLane
 from perdure.storage.clock import SeededRandomness
-from perdure.storage.errors import StorageError, UnknownOutcome
+from perdure.storage.errors import (
+    ConfigurationError,
+    PerdureError,
+    SchemaError,
+    StorageError,
+    UnknownOutcome,
+)
 from perdure.storage.interface import RunStore
 from perdure.storage.model import ClaimedRun, ClaimRequest, Claims, ShardHold, StrayRequest
 from tests.simulation.loop import VirtualLoop
@@ -155,7 +161,7 @@ def on_virtual_time(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[
     return run
 
 
-def fails(error: StorageError) -> Answer:
+def fails(error: PerdureError) -> Answer:
     async def answer(_: Request) -> Claims:
         raise error
 
@@ -211,3 +217,28 @@ async def test_no_run_is_born_while_a_look_for_lost_runs_may_be_under_way_unansw
     assert not looks.births.open
     await asyncio.sleep(2.0)
     assert looks.births.open
+
+
+# ---- what a database may answer for a moment ------------------------------------------------------------
+
+
+@pytest.mark.req("CL11", "SL7")
+@pytest.mark.parametrize(
+    "error", [ConfigurationError("no right"), SchemaError("no table"), StorageError("odd")]
+)
+def test_claims_and_looks_go_on_when_a_table_or_a_right_is_there_again(error: PerdureError):
+    @on_virtual_time
+    async def play() -> None:
+        looks = Looks(slots=1)
+        looks.mixed = True
+        looks.store.answers = [fails(error)] * 6
+        looks.serve(looks.claimer.run, looks.claimer.run_scans, looks.borrower.run)
+        await asyncio.sleep(20.0)
+        assert not looks.store.answers
+        looks.slots.take()  # the borrower only marks strays now
+        looks.store.answers = [fails(error)] * 2
+        await asyncio.sleep(20.0)
+        assert not looks.store.answers
+        assert not looks.has_fallen()
+
+    play()

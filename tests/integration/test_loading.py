@@ -1,0 +1,218 @@
+"""What a claimed run needs is read again until the database gives it: in smaller parts, and what cannot be read apart."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import pytest
+
+from perdure import Client, Context, step, workflow
+from perdure.runtime.runner import Runner
+from perdure.storage.errors import ConfigurationError, ConflictError, SchemaError
+from perdure.storage.interface import RunStore
+from perdure.storage.model import Reason, RunStatus
+from tests.harness.waiting import until
+from tests.integration.in_process import Watched, runner_on, until_all, until_status
+
+SOON = 0.05
+
+_done: Counter[int] = Counter()
+
+
+@step
+async def count(number: int) -> int:
+    _done[number] += 1
+    return number
+
+
+@workflow(name="listens")
+async def listens(ctx: Context, number: int) -> str:
+    await ctx.step(count, number)
+    return str(await ctx.wait_signal("go"))
+
+
+class Guarded(Watched):
+    """A database whose stores ask first, before they read mailboxes, journals or claim: who raises refuses. claims: are
+    let through while it is set."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.mailboxes: Callable[[Collection[str]], None] = lambda _: None
+        self.journals: Callable[[Collection[str]], None] = lambda _: None
+        self.claims_pass = asyncio.Event()
+        self.claims_pass.set()
+
+    def runs(self) -> RunStore:
+        store = super().runs()
+        mailboxes, journals, claim = store.read_mailboxes, store.read_journal_page, store.claim_runs
+
+        async def read_mailboxes(run_ids: Sequence[str]) -> Any:
+            self.mailboxes(run_ids)
+            return await mailboxes(run_ids)
+
+        async def read_journal_page(after: Any, **limits: Any) -> Any:
+            self.journals(after)
+            return await journals(after, **limits)
+
+        async def claim_runs(request: Any) -> Any:
+            await self.claims_pass.wait()
+            return await claim(request)
+
+        store.read_mailboxes = read_mailboxes  # type: ignore[method-assign]
+        store.read_journal_page = read_journal_page  # type: ignore[method-assign]
+        store.claim_runs = claim_runs  # type: ignore[method-assign]
+        return store
+
+
+class Moment:
+    """Raises this so many times."""
+
+    def __init__(self, error: Exception, left: int) -> None:
+        self.error, self.left = error, left
+
+    def __call__(self, _: Collection[str]) -> None:
+        if self.left > 0:
+            self.left -= 1
+            raise self.error
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    _done.clear()
+
+
+async def woken_by_one_claim(database: Guarded, client: Client, run_ids: Sequence[str]) -> None:
+    """All of these are parked and warm, and get their signal while no claim is let through."""
+    for run_id in run_ids:
+        await client.start(listens, int(run_id), run_id=run_id)
+    await until_all(client, RunStatus.SUSPENDED, len(run_ids))
+    database.claims_pass.clear()
+    for run_id in run_ids:
+        await client.signal(run_id, "go", "gone")
+    database.claims_pass.set()
+
+
+async def results(client: Client, run_ids: Sequence[str]) -> list[str]:
+    handles = [client.handle(run_id, listens) for run_id in run_ids]
+    return list(await asyncio.gather(*(handle.wait(20) for handle in handles)))
+
+
+def runner_id(runner: Runner) -> int:
+    return runner.session.runner_id
+
+
+RUNS = [str(n) for n in range(8)]
+
+
+@pytest.mark.req("SL2", "CL11")
+async def test_mail_of_many_woken_runs_that_is_too_much_for_one_read(migrated_url: str) -> None:
+    database = Guarded(migrated_url)
+    largest: list[int] = []
+
+    def at_most_two(run_ids: Collection[str]) -> None:
+        largest.append(len(run_ids))
+        if len(run_ids) > 2:
+            raise ConflictError("too much for one statement's deadline")
+
+    async with runner_on(migrated_url, [listens], database=database, park_after=SOON) as runner:
+        database.mailboxes = at_most_two
+        await woken_by_one_claim(database, runner.client, RUNS)
+        assert await results(runner.client, RUNS) == ["gone"] * len(RUNS)
+        assert max(largest) > 2, "they were woken together"
+        assert runner.session.engine.at_work == 0
+    assert _done == Counter(range(8)), "warm bodies went on, nothing was executed again"
+
+
+@pytest.mark.req("SL2", "SL7", "WF1")
+async def test_a_woken_run_whose_mail_cannot_be_read_hurts_nobody_beside_it(
+    migrated_url: str,
+) -> None:
+    database = Guarded(migrated_url)
+
+    def not_the_third(run_ids: Collection[str]) -> None:
+        if "3" in run_ids:
+            raise ValueError("a mailbox of another world")
+
+    async with runner_on(migrated_url, [listens], database=database, park_after=SOON) as runner:
+        client = runner.client
+        database.mailboxes = not_the_third
+        await woken_by_one_claim(database, client, RUNS)
+        good = [run_id for run_id in RUNS if run_id != "3"]
+        assert await results(client, good) == ["gone"] * len(good)
+        await until_status(client, "3", RunStatus.SUSPENDED)
+        info = await client.get("3")
+        assert info is not None
+        assert info.reason == Reason.NONDETERMINISM
+        assert "a mailbox of another world" in str(await client.events("3"))
+        await until(lambda: runner.session.engine.at_work == 0, what="no slot taken")
+        database.mailboxes = lambda _: None
+        await client.resume("3")
+        assert await results(client, ["3"]) == ["gone"]
+
+
+@pytest.mark.req("SL2", "SL7", "WF1")
+async def test_a_run_in_memory_whose_mail_cannot_be_read_hurts_nobody_beside_it(
+    migrated_url: str,
+) -> None:
+    database = Guarded(migrated_url)
+    asked: list[str] = []
+
+    def not_the_third(run_ids: Collection[str]) -> None:
+        asked.extend(run_ids)
+        if "3" in run_ids:
+            raise ValueError("a mailbox of another world")
+
+    async with runner_on(migrated_url, [listens], database=database) as runner:
+        client, before = runner.client, runner_id(runner)
+        database.mailboxes = not_the_third
+        for run_id in RUNS:
+            await client.start(listens, int(run_id), run_id=run_id)
+        await until(lambda: len(_done) == len(RUNS), what="all of them waiting in memory")
+        await asyncio.gather(*(client.signal(run_id, "go", "gone") for run_id in RUNS))
+        good = [run_id for run_id in RUNS if run_id != "3"]
+        assert await results(client, good) == ["gone"] * len(good)
+        await until(lambda: "3" in asked, what="the third's mail asked for")
+        assert runner_id(runner) == before, "the runner went on"
+    assert _done == Counter(range(8))
+
+
+@pytest.mark.req("CL11", "SL7")
+@pytest.mark.parametrize("error", [ConfigurationError("no right"), SchemaError("no table")])
+async def test_a_table_or_a_right_missing_for_a_moment_puts_no_run_on_hold(
+    migrated_url: str, error: Exception
+) -> None:
+    async with runner_on(migrated_url, [listens], park_after=SOON) as runner:
+        for run_id in RUNS:
+            await runner.client.start(listens, int(run_id), run_id=run_id)
+        await until_all(runner.client, RunStatus.SUSPENDED, len(RUNS))
+        for run_id in RUNS:
+            await runner.client.signal(run_id, "stay")
+    database = Guarded(migrated_url)
+    database.journals = moment = Moment(error, 6)
+    async with runner_on(migrated_url, [listens], database=database, park_after=SOON) as runner:
+        client, before = runner.client, runner_id(runner)
+        for run_id in RUNS:
+            await client.signal(run_id, "go", "gone")
+        assert await results(client, RUNS) == ["gone"] * len(RUNS)
+        assert runner_id(runner) == before
+        assert moment.left == 0, "it was raised"
+    assert _done == Counter(range(8))
+
+
+@pytest.mark.req("CL11", "SL7")
+async def test_a_table_missing_for_a_moment_ends_no_runner(migrated_url: str) -> None:
+    database = Guarded(migrated_url)
+    async with runner_on(migrated_url, [listens], database=database) as runner:
+        client, before = runner.client, runner_id(runner)
+        database.mailboxes = moment = Moment(SchemaError("no table"), 3)
+        for run_id in RUNS:
+            await client.start(listens, int(run_id), run_id=run_id)
+        await until(lambda: len(_done) == len(RUNS), what="all of them waiting in memory")
+        await asyncio.gather(*(client.signal(run_id, "go", "gone") for run_id in RUNS))
+        assert await results(client, RUNS) == ["gone"] * len(RUNS)
+        assert moment.left == 0, "it was raised"
+        assert runner_id(runner) == before, "the runner went on"
+    assert _done == Counter(range(8))
