@@ -44,7 +44,7 @@ class Loader:
         self._unreadable = unreadable
 
     async def load(self, activations: Sequence[Activation]) -> None:
-        """Enter them all, whose journal is complete first. Of those whose bodies are in memory only the mail is read."""
+        """Enter them all, whose journal is complete first. Whose body is in memory needs its mail only."""
         waiting = list(activations)
         journals: dict[str, list[Entry]] = {a.run.run_id: [] for a in waiting}
         mailboxes: dict[str, Mailbox] = {}

@@ -1,4 +1,4 @@
-"""What a claimed run needs is read again until the database gives it: in smaller parts, and what cannot be read apart."""
+"""What a run needs is read again until the database gives it, in smaller parts; what cannot be read comes apart."""
 
 from __future__ import annotations
 
