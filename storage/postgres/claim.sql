@@ -8,7 +8,7 @@
 -- One line always comes back: the database's clock, whether I am alive, what was left; then the runs.
 with mine as materialized (  -- a line for each bucket of 256 slots of each shard that is still mine
   select m.place, greatest(s.slot_lo, b.n << 8) as slot_lo, least(s.slot_hi, (b.n << 8) + 255) as slot_hi, s.epoch
-    from unnest($2::int[], $3::bigint[]) with ordinality as m(shard_id, epoch, place)
+    from unnest($2::text::int[], $3::text::bigint[]) with ordinality as m(shard_id, epoch, place)
     join perdure_shards s on s.shard_id = m.shard_id and s.epoch = m.epoch and s.runner_id = $1
    cross join lateral generate_series(s.slot_lo >> 8, s.slot_hi >> 8) as b(n)
    where exists (select 1 from perdure_runners r where r.runner_id = $1 and not r.dead)

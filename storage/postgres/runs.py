@@ -57,6 +57,7 @@ from perdure.storage.postgres.settlement import Settlement, end_session
 from perdure.storage.verdicts import check_batch, judge
 
 T = TypeVar("T")
+BITS63 = (1 << 63) - 1
 
 REMEMBERED_GHOSTS = 1000
 
@@ -268,16 +269,17 @@ class PostgresRunStore(RunStore):
 
     # -- the runner's hot path
     async def claim_runs(self, request: ClaimRequest) -> Claims:
-        claim_ids = [self._randomness.bits63() for _ in range(request.limit)]
-        return await self._claim(
-            request.runner_id, queries.CLAIM, columns.claim_columns(request, claim_ids)
-        )
+        values = columns.claim_columns(request, self._claim_ids(request.limit))
+        return await self._claim(request.runner_id, queries.CLAIM, values)
 
     async def claim_strays(self, request: StrayRequest) -> Claims:
-        claim_ids = [self._randomness.bits63() for _ in range(request.limit)]
-        return await self._claim(
-            request.runner_id, queries.CLAIM_STRAYS, columns.stray_columns(request, claim_ids)
-        )
+        values = columns.stray_columns(request, self._claim_ids(request.limit))
+        return await self._claim(request.runner_id, queries.CLAIM_STRAYS, values)
+
+    def _claim_ids(self, count: int) -> list[int]:
+        """Each is random, any two independent of each other (R1): from two draws, since most are for nobody."""
+        first, stride = self._randomness.bits63(), self._randomness.bits63() | 1
+        return [(first + n * stride) & BITS63 or 1 for n in range(count)]
 
     async def _claim(self, runner_id: int, sql: str, values: Sequence[object]) -> Claims:
         rows = await self._calls.shielded(self._claimed(sql, values))
