@@ -98,7 +98,9 @@ def claim_columns(request: ClaimRequest, claim_ids: Sequence[int]) -> Columns:
         numbers([hold.shard_id for hold in request.holds]),
         numbers([hold.epoch for hold in request.holds]),
         list(request.workflows),
-        list(request.in_memory) if request.orphans else [],  # else none that is running is looked at
+        list(request.in_memory)
+        if request.orphans
+        else [],  # else none that is running is looked at
         request.per_shard,
         list(claim_ids),
         request.orphans,
