@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from perdure.runtime.engine.group import GroupCommit
+from perdure.runtime.engine.group import BATCH_BYTES, GroupCommit
 from perdure.runtime.engine.pacing import Backoff
 from perdure.runtime.telemetry import Telemetry
 from perdure.storage.clock import Randomness
@@ -35,6 +35,9 @@ Done = Callable[[Answer, int], None]
 ENTRY_OVERHEAD = 200
 LARGE = 64 * 1024
 """Bytes of a write that goes through the lane of the large ones."""
+ALONE = BATCH_BYTES + 1
+"""What a write counts as that failed alone: it leaves the small ones' lane, and nothing is sent with it. It is tried
+again less often the longer that takes, so that there is room for the large ones between."""
 LANES = 1
 """For small writes. Two make smaller batches: a fifth fewer steps a second with 50 runs at work, a seventh more with
 500."""
@@ -157,12 +160,12 @@ class Committer:
                 self._telemetry.tally.unknown += 1
                 log.warning("commit.unknown", runs=len(batch), error=str(error))
                 verdicts = await self._settle(batch_id, writes)
-            except (DatabaseUnavailable, ConflictError) as error:
+            except DatabaseUnavailable as error:
                 log.warning("commit.unavailable", runs=len(batch), error=str(error))
                 await backoff.wait()
                 continue
-            except DataRefused as error:
-                await self._isolate(batch, batch_id, error, lane)
+            except (DataRefused, ConflictError) as error:
+                await self._isolate(batch, batch_id, error, lane, loop.time() - began)
                 return
             except RunnerDeclaredDead:
                 self._die()
@@ -186,16 +189,27 @@ class Committer:
                 await backoff.wait()
 
     async def _isolate(
-        self, batch: list[Submission], batch_id: int, error: DataRefused, lane: Lane
+        self,
+        batch: list[Submission],
+        batch_id: int,
+        error: DataRefused | ConflictError,
+        lane: Lane,
+        seconds: float,
     ) -> None:
-        """Halve until the culprit is alone: a row that cannot be stored hurts nobody else (R8)."""
-        if len(batch) == 1:
+        """Halve until the culprit is alone: a row that cannot be stored hurts nobody else (R8), nor does one that
+        somebody has locked, and what is too much for one statement's deadline is done in parts. seconds: it took."""
+        if isinstance(error, ConflictError):
+            log.warning("commit.unavailable", runs=len(batch), error=str(error))
+        if len(batch) > 1:
+            middle = len(batch) // 2
+            await self._flush(batch[:middle], lane)
+            await self._flush(batch[middle:], lane)
+        elif isinstance(error, ConflictError):
+            batch[0].bytes = ALONE
+            self._set_aside(batch[0], longest=seconds)
+        else:
             log.error("commit.refused", run_id=batch[0].write.run_id, error=str(error))
             batch[0].done(error, batch_id)
-            return
-        middle = len(batch) // 2
-        await self._flush(batch[:middle], lane)
-        await self._flush(batch[middle:], lane)
 
     def _answer_in_turn(
         self,
@@ -230,10 +244,11 @@ class Committer:
             else:
                 submission.done(verdict, batch_id)
 
-    def _set_aside(self, submission: Submission) -> None:
-        """Somebody holds one of its rows: the others have committed, this one is sent again a little later."""
+    def _set_aside(self, submission: Submission, *, longest: float = 0.0) -> None:
+        """Somebody holds one of its rows: the others have committed, this one is sent again a little later. longest: of
+        the delay, in seconds, if that is above the usual."""
         self._telemetry.tally.set_aside += 1
-        delay = Backoff.delay(submission.tries, self._randomness.fraction())
+        delay = Backoff.delay(submission.tries, self._randomness.fraction(), longest)
         submission.tries += 1
         loop = asyncio.get_running_loop()
 

@@ -18,10 +18,10 @@ class Backoff:
         self._tries = 0
 
     @staticmethod
-    def delay(tries: int, fraction: float) -> float:
-        """Seconds before try number ``tries`` + 1; ``fraction`` in [0, 1) is the jitter."""
-        longest = min(LONGEST, FIRST * 2.0 ** min(tries, 16))
-        return longest * (0.5 + fraction / 2)
+    def delay(tries: int, fraction: float, longest: float = LONGEST) -> float:
+        """Seconds before try number ``tries`` + 1; ``fraction`` in [0, 1) is the jitter. longest: above the usual."""
+        most = min(max(longest, LONGEST), FIRST * 2.0 ** min(tries, 16))
+        return most * (0.5 + fraction / 2)
 
     async def wait(self) -> None:
         await asyncio.sleep(self.delay(self._tries, self._randomness.fraction()))

@@ -1,6 +1,8 @@
 -- name: commit
 -- Steps, parks and finishes of many runs, each applied whole or not at all behind its fence (R1). Nothing waits for a
--- row lock: a member whose rows are locked is set aside. LATERAL look-ups keep index access and id order whatever the
+-- lock on fence or wake row: a member whose rows are locked is set aside. A finish waits for its cold row, which nobody
+-- of ours keeps locked. Only after such a wait was in vain are the lines marked `careful` taken: they lock that row first, too, which
+-- costs each finish one more look-up and one more write. LATERAL look-ups keep index access and id order whatever the
 -- planner believes; no two sets of batch size are joined by anything but hashing. Targets are found by BETWEEN x AND x: an
 -- equality could as well be met by reading the whole index once and comparing, which looks as cheap to a planner whose
 -- statistics are of a moment when the table was all but empty, and is quadratic when it is not. (OFFSET 0 does that for
@@ -19,7 +21,7 @@
 -- One line comes back: whether I am alive, the members that were not applied, the parks that were refused.
 -- To set up all of it takes the server longer than a step, and 17 locks of tables and indexes. So there are three variants, each of
 -- the lines under a mark that names it: `steps` of batches of nothing but entries ($1 to $20, 7 locks), `ends` where some runs finish,
--- no child among them ($1 to $28), `whole`.
+-- no child among them ($1 to $28), `whole`. `careful` is taken together with `whole`.
 with batch as materialized (
 --: steps
   select * from unnest($3::text::text[], $4::text::bigint[], $5::text::bigint[], $6::text::bigint[], $7::text::int[])
@@ -61,6 +63,9 @@ with batch as materialized (
 --: whole
 ), wl as materialized (  -- parks and finishes: the own wake row; a child's finish: its parent's too
   select f.*, o.mine, o.wake_seq, p.theirs, p.parent_seq
+--: careful
+         , c.cold
+--: whole
     from fl f
     left join lateral (
       select true as mine, w.wake_seq from perdure_wakes w
@@ -68,12 +73,21 @@ with batch as materialized (
     left join lateral (
       select true as theirs, w.wake_seq as parent_seq from perdure_wakes w
        where f.outcome = 'finish' and w.run_id = f.parent_id for no key update skip locked) p on true
+--: careful
+    left join lateral (
+      select true as cold from perdure_runs r
+       where f.outcome = 'finish' and r.run_id = f.run_id for no key update skip locked) c on true
+--: whole
 ), ok as materialized (  -- a finish or a hold whose wake row is locked is set aside whole; so is a finish over mail that came after
   -- this statement's snapshot, which would stay behind; no parent wake row: the parent has ended
   select * from wl l
    where l.outcome is null or (l.outcome = 'park' and not l.hold)
       or (l.mine and (l.hold or l.wake_seq = (select w.wake_seq from perdure_wakes w where w.run_id = l.run_id))
-          and (l.parent_id is null or l.theirs or not exists (select 1 from perdure_wakes p where p.run_id = l.parent_id)))
+          and (l.parent_id is null or l.theirs or not exists (select 1 from perdure_wakes p where p.run_id = l.parent_id))
+--: careful
+          and (l.hold or l.cold)
+--: whole
+         )
 ), note as materialized (
   select parent_id as run_id, run_id as child, final, coalesce(result, error) as body,
          parent_seq + row_number() over (partition by parent_id order by run_id) as wake_seq

@@ -22,13 +22,13 @@ def _load(name: str) -> str:
     return text.rstrip().removesuffix(";")
 
 
-def _variant(text: str, chosen: str) -> str:
+def _variant(text: str, *chosen: str) -> str:
     """The lines of one variant of a statement: those under a line ``--: `` that names it, beside others maybe. Lines
-    above the first such line are in all."""
+    above the first such line are in all. More than one ``chosen``: the lines of each."""
     kept, taken = [], True
     for line in text.splitlines():
         if line.startswith("--: "):
-            taken = chosen in line[4:].split()
+            taken = not set(chosen).isdisjoint(line[4:].split())
         elif taken:
             kept.append(line)
     return "\n".join(kept)
@@ -42,6 +42,7 @@ CANCEL_UNENTERED = _load("cancel_unentered")
 CLAIM = _load("claim")
 CLAIM_STRAYS = _load("claim_strays")
 COMMIT = _variant(_load("commit"), "whole")
+COMMIT_CAREFUL = _variant(_load("commit"), "whole", "careful")
 COMMIT_ENDS = _variant(_load("commit"), "ends")
 COMMIT_STEPS = _variant(_load("commit"), "steps")
 COUNT_RUNS = _load("count_runs")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ from perdure.storage import births
 from perdure.storage.clock import Clock, Randomness
 from perdure.storage.errors import (
     ConfigurationError,
+    ConflictError,
     DatabaseUnavailable,
     DataRefused,
     RunnerDeclaredDead,
@@ -60,6 +62,9 @@ T = TypeVar("T")
 BITS63 = (1 << 63) - 1
 
 REMEMBERED_GHOSTS = 1000
+CAREFUL = 60.0
+"""Seconds for which no finish waits for its cold row: since a commit has waited for a lock in vain, or since one has
+last met a locked row after that."""
 
 
 class PostgresRunStore(RunStore):
@@ -78,6 +83,7 @@ class PostgresRunStore(RunStore):
         self._calls = Calls()
         self._ghosts: dict[int, Backend] = {}
         self._lost_claim: Backend | None = None
+        self._careful_until = -math.inf
         self.capabilities: Capabilities = capabilities_of(None)
 
     # -- opening and closing
@@ -344,7 +350,7 @@ class PostgresRunStore(RunStore):
     async def _commit(
         self, runner_id: int, batch_id: int, writes: Sequence[RunWrite]
     ) -> dict[str, Verdict]:
-        sql, columns_of = _variant_for(writes)
+        sql, columns_of = _variant_for(writes, careful=self._careful)
         args = columns_of(runner_id, batch_id, writes)
         deadline = self._settings.deadline
 
@@ -359,12 +365,22 @@ class PostgresRunStore(RunStore):
             except UnknownOutcome:
                 self._remember_ghost(batch_id, session.backend)
                 raise
+            except ConflictError:
+                self._careful_until = self._clock.monotonic() + CAREFUL
+                raise
             seen = {row["run_id"]: row for row in states}
             self._watch_history(missing, seen)
             applied = {w.run_id: _applied(w, refused) for w in writes if w.run_id not in missed}
-            return applied | {w.run_id: _judged(w, batch_id, seen.get(w.run_id)) for w in missing}
+            judged = {w.run_id: _judged(w, batch_id, seen.get(w.run_id)) for w in missing}
+            if self._careful and Verdict.AGAIN in judged.values():
+                self._careful_until = self._clock.monotonic() + CAREFUL
+            return applied | judged
 
         return await self._commit_lane.run(use, what="commit", patience=deadline)
+
+    @property
+    def _careful(self) -> bool:
+        return self._clock.monotonic() < self._careful_until
 
     def _watch_history(self, missing: Sequence[RunWrite], seen: Mapping[str, Row]) -> None:
         """A claim that is still mine at a revision from before what was confirmed to me: those commits are gone."""
@@ -503,11 +519,13 @@ def _start_outcome(
 
 
 def _variant_for(
-    writes: Sequence[RunWrite],
+    writes: Sequence[RunWrite], *, careful: bool
 ) -> tuple[str, Callable[[int, int, Sequence[RunWrite]], Sequence[object]]]:
-    """The shortest statement for a batch, and what makes its arguments."""
+    """The shortest statement for a batch, and what makes its arguments. careful: no end waits for its cold row."""
     if columns.only_entries(writes):
         return queries.COMMIT_STEPS, columns.commit_steps_columns
+    if careful:
+        return queries.COMMIT_CAREFUL, columns.commit_columns
     if columns.only_ends(writes):
         return queries.COMMIT_ENDS, columns.commit_ends_columns
     return queries.COMMIT, columns.commit_columns

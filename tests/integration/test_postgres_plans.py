@@ -259,6 +259,7 @@ LOOPING: dict[str, tuple[str, list[object], str, int]] = {
     "commit of parks": (queries.COMMIT, commit(Park(1.0, 0, Reason.TIMER)), "perdure_wakes_pkey", 15_000),
     "commit of ends": (queries.COMMIT_ENDS, commit_of_ends(), "perdure_runs_pkey", 25_000),
     "commit of ends and more": (queries.COMMIT, commit(Finish(RunStatus.SUCCEEDED)), "perdure_runs_pkey", 25_000),
+    "careful commit": (queries.COMMIT_CAREFUL, commit(Finish(RunStatus.SUCCEEDED)), "perdure_runs_pkey", 30_000),
     "settle": (queries.SETTLE, [RUNNING], "perdure_fences_pkey", 3_000),
     "settle one": (queries.SETTLE_ONE, ["r1"], "perdure_fences_pkey", 100),
     "settle rest": (queries.SETTLE_REST, [RUNNING], "perdure_runs_pkey", 4_000),

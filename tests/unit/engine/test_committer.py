@@ -17,6 +17,7 @@ import pytest
 from perdure.runtime.engine.committer import Answer, Committer
 from perdure.storage.clock import SeededRandomness
 from perdure.storage.errors import (
+    ConflictError,
     DatabaseUnavailable,
     DataRefused,
     RunnerDeclaredDead,
@@ -156,6 +157,40 @@ async def test_refused_data_is_halved_until_the_culprit_is_alone() -> None:
     async with committing([refuse] * 20) as (committer, store, answers, _):
         await settle_all(committer, store, answers, "abcdefgh")
         assert isinstance(answers.pop("e"), DataRefused)
+        assert set(answers.values()) == {Verdict.COMMITTED}
+
+
+async def test_what_is_too_much_for_one_statement_is_sent_in_parts() -> None:
+    """A commit that outlasts its deadline would do so at every try."""
+
+    def too_much(ids: tuple[str, ...]) -> Any:
+        return ConflictError("statement time-out") if len(ids) > 2 else {}
+
+    async with committing([too_much] * 20) as (committer, store, answers, _):
+        await settle_all(committer, store, answers, "abcdefgh")
+        assert [len(ids) for _, ids in store.calls] == [8, 4, 2, 2, 4, 2, 2]
+
+
+async def test_a_write_that_times_out_stops_nobody_else() -> None:
+    """Not those beside it, and not those that come later: from then on it is sent alone until it commits."""
+    locked = True
+
+    def wait_for_e(ids: tuple[str, ...]) -> Any:
+        return ConflictError("lock time-out") if locked and "e" in ids else {}
+
+    async with committing([wait_for_e] * 100) as (committer, store, answers, _):
+        tell = lambda run_id: partial(lambda i, answer, _: answers.update({i: answer}), run_id)  # noqa: E731
+        for run_id in "abcdefgh":
+            committer.submit(write(run_id), tell(run_id))
+        await until(lambda: len(answers) == 7, what="the others committed", deadline=5)
+        await until(lambda: store.calls.count(("commit", ("e",))) > 2, what="tried again and again")
+        beside = len(store.calls)
+        for number in range(20):
+            committer.submit(write(f"later {number}"), tell(f"later {number}"))
+            await until(lambda n=number: f"later {n}" in answers, what="a later one committed")
+        assert all(ids == ("e",) or "e" not in ids for _, ids in store.calls[beside:])
+        locked = False
+        await until(lambda: "e" in answers, what="it is committed at last", deadline=5)
         assert set(answers.values()) == {Verdict.COMMITTED}
 
 
