@@ -290,7 +290,9 @@ def absolute_url(value: str, base: Path) -> str:
     path = sqlite_path(value) if is_sqlite(value) else None
     if path is None or path.is_absolute():
         return value
-    return value.replace(f"{_SQLITE}{path}", f"{_SQLITE}{(base / path.expanduser()).resolve()}", 1)
+    # Put together anew: the path in the text may be written in other ways than `Path` writes it.
+    _, mark, query = value.partition("?")
+    return f"{_SQLITE}{(base / path.expanduser()).resolve()}{mark}{query}"
 
 
 def hide_credentials(text: str) -> str:

@@ -103,6 +103,39 @@ class TestDerived:
         assert settings(environ={"PERDURE_DB": "x.db"}).db == f"sqlite:///{folder}/x.db"
         assert settings(flags={"db": "sqlite:///:memory:"}).db == "sqlite:///:memory:"
 
+    @pytest.mark.parametrize(
+        ("written", "file"),
+        [
+            ("x.db", "x.db"),
+            ("./x.db", "x.db"),
+            ("data/../x.db", "x.db"),
+            ("../x.db", "../x.db"),
+            ("data//x.db", "data/x.db"),
+            ("sqlite:///x.db", "x.db"),
+            ("sqlite:///./x.db", "x.db"),
+            ("sqlite:///.//data/./x.db", "data/x.db"),
+            ("sqlite:///../x.db", "../x.db"),
+            ("sqlite:///data//x", "data/x"),
+            ("sqlite:///data/x/", "data/x"),
+            ("sqlite:///./x.db?a=./x.db", "x.db?a=./x.db"),
+            ("sqlite:///~/x.db", "~/x.db"),
+        ],
+    )
+    def test_one_file_in_every_spelling(
+        self, project, tmp_path, monkeypatch, written: str, file: str
+    ):
+        """It is beside the pyproject.toml that names it, whatever folder a command runs in."""
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        folder = project(f'db = "{written}"')
+        monkeypatch.chdir(folder)
+        base = tmp_path / "home" if file.startswith("~/") else tmp_path
+        if file.startswith("../"):
+            base = tmp_path.parent
+        meant = f"sqlite:///{base}/{file.removeprefix('~/').removeprefix('../')}"
+        assert settings(folder=folder).db == meant
+        monkeypatch.chdir(tmp_path)
+        assert Settings(db=written).db == meant
+
     def test_connections_of_a_pod(self):
         assert settings(flags={"db_pool": "4"}).connections == 8
         with pytest.raises(ConfigurationError, match="db_pool = '2'"):
