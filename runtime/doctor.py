@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from perdure.runtime.inspection import unowned
 from perdure.storage.examination import RunFacts, ServerFacts
 from perdure.storage.model import Meta, RunnerRow, Topology
 from perdure.storage.schema import SCHEMA_VERSION
@@ -262,11 +263,11 @@ def check_shards(facts: Facts) -> Iterator[Finding]:
     if not facts.believed:
         yield _skipped("shards", "no runner is alive to hold them")
         return
-    free = sum(1 for shard in facts.topology.shards if shard.runner_id is None)
+    free = unowned(facts.topology)
     if free:
         yield _found(
             "shards",
-            f"{free} of {len(facts.topology.shards)} shards are held by nobody though pods live: look again in a "
+            f"{free} of {len(facts.topology.shards)} shards are held by nobody who lives though pods live: look again in a "
             "moment, then at the pods' logs",
         )
 

@@ -289,6 +289,13 @@ def lives(runner: RunnerRow, now: float) -> bool:
     return not runner.dead and (alone or runner.expires_at >= now)
 
 
+def unowned(topology: Topology) -> int:
+    """How many shards nobody serves: free ones, and those whose holder does not live, whose row may name it for long
+    when nobody is left to take them."""
+    living = {each.runner_id for each in topology.runners if lives(each, topology.db_now)}
+    return sum(1 for shard in topology.shards if shard.runner_id not in living)
+
+
 def _named(runner: RunnerRow | None, now: float) -> str:
     if runner is None:
         return "nobody"
@@ -326,7 +333,7 @@ def cluster_status(topology: Topology, meta: Meta, runs: Mapping[str, int]) -> C
     return ClusterStatus(
         runners=runners,
         shard_count=meta.shard_count,
-        shards_unowned=shards[None],
+        shards_unowned=unowned(topology),
         lock_mode=meta.lock_mode,
         runs=runs,
         db_now=topology.db_now,

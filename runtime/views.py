@@ -87,7 +87,8 @@ class RunnerView:
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
-    """The cluster as its database knows it. runs: status → number of runs not yet ended."""
+    """The cluster as its database knows it. runs: status → number of runs not yet ended. shards_unowned: nobody holds
+    them, or one whose lease is over."""
 
     runners: Sequence[RunnerView]
     shard_count: int

@@ -209,7 +209,7 @@ def status_json(
             for each in shown
         ],
         "shard_count": found.shard_count,
-        "shards_unowned": found.shards_unowned,
+        "shards_unowned": unowned(found, instances),
         "lock_mode": found.lock_mode,
         "runs": dict(found.runs),
         "active_replicas": active(instances),
@@ -246,7 +246,7 @@ def footer(found: ClusterStatus, instances: Sequence[Instance]) -> str:
     flight = ", ".join(f"{number} {word}" for word, number in sorted(found.runs.items())) or "none"
     return (
         f"active replicas {active(instances)} · claims {claims(found)} · workflow runs in flight: {flight} · "
-        f"shards {found.shard_count}, {found.shards_unowned} unowned"
+        f"shards {found.shard_count}, {unowned(found, instances)} unowned"
     )
 
 
@@ -257,6 +257,12 @@ def active(instances: Sequence[Instance]) -> int:
         for each in instances
         if (each.live is not None if each.leaseless else each.state not in GONE)
     )
+
+
+def unowned(found: ClusterStatus, instances: Sequence[Instance]) -> int:
+    """As the database knows it, and those of one without a lease that does not answer."""
+    silent = (each for each in instances if each.leaseless and each.live is None)
+    return found.shards_unowned + sum(each.runner.shards for each in silent if each.runner.alive)
 
 
 def claims(found: ClusterStatus) -> int:

@@ -70,6 +70,20 @@ async def test_every_instance_is_shown_while_it_lives_and_after(cli, tmp_path):
     assert "shard lock advisory:" not in gone
 
 
+@pytest.mark.req("CL8")
+async def test_shards_of_pods_that_were_all_killed_are_unowned(migrated_postgres_url, tmp_path):
+    """Their rows go on naming the dead, since nobody is there to take them: that no pod is well is to be seen."""
+    cli = Commands(migrated_postgres_url, tmp_path)
+    with pods(cli, tmp_path, lease="1") as running:
+        pod = await running.ready()
+        assert status(cli)["shards_unowned"] == 0
+        pod.kill()
+        await until(
+            lambda: status(cli)["shards_unowned"] == 256, what="the end of its lease", deadline=10
+        )
+    assert "shards 256, 256 unowned" in cli("cluster", "status").ok().out
+
+
 @pytest.mark.req("CL6", "CL8")
 async def test_a_pod_without_a_lease_is_known_by_its_answer(sqlite_url, tmp_path):
     cli = Commands(sqlite_url, tmp_path)
@@ -84,7 +98,7 @@ async def test_a_pod_without_a_lease_is_known_by_its_answer(sqlite_url, tmp_path
         pod.kill()
     found = status(cli)
     assert found["runners"][0]["state"] == "silent"
-    assert found["active_replicas"] == 0
+    assert (found["active_replicas"], found["shards_unowned"]) == (0, 256)
 
 
 @pytest.mark.req("CL7")

@@ -146,6 +146,22 @@ CASES = {
         replace(HEALTHY, topology=Topology([ROW], [ShardRow(0, 0, 1, None, 1)], 100.0)),
         "1 of 1 shards",
     ),
+    "shards of the dead": (
+        "shards",
+        replace(
+            HEALTHY,
+            topology=Topology(
+                [
+                    ROW,
+                    replace(ROW, runner_id=2, expires_at=99.0),
+                    replace(ROW, runner_id=3, dead=True),
+                ],
+                [ShardRow(shard, shard, shard, holder, 1) for shard, holder in enumerate((1, 2, 3, 4))],
+                100.0,
+            ),
+        ),
+        "3 of 4 shards",
+    ),
     "mode": ("lock mode", believed(info={"shard_lock": "row"}), "'row'"),
     "unknown": ("workflows", believed(workflows=("other",)), "3 runs of 'shop.pay'"),
     "stuck": (
