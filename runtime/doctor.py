@@ -267,8 +267,8 @@ def check_shards(facts: Facts) -> Iterator[Finding]:
     if free:
         yield _found(
             "shards",
-            f"{free} of {len(facts.topology.shards)} shards are held by nobody who lives though pods live: look again in a "
-            "moment, then at the pods' logs",
+            f"{free} of {len(facts.topology.shards)} shards are held by nobody who lives though pods live: look again "
+            "in a moment, then at the pods' logs",
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from perdure.runtime.cli.output import CommandFailed
 from perdure.runtime.cli.processes import keep_running
 from perdure.runtime.cli.reload import reload_forever
 from perdure.runtime.cli.schema import migrate_now
-from perdure.runtime.cli.stop_signals import CUT_SHORT, StopSignals
+from perdure.runtime.cli.stop_signals import CUT_SHORT, StopSignals, parent_gone
 from perdure.runtime.discovery import discover, load_app, module_folder
 from perdure.runtime.logs import configure_logs
 from perdure.runtime.runner import Runner
@@ -277,6 +276,6 @@ def _stop_with_parent(descriptor: int | None) -> None:
     def wait() -> None:
         while os.read(descriptor, 1):
             pass
-        os.kill(os.getpid(), signal.SIGTERM)
+        parent_gone()
 
     threading.Thread(target=wait, name="perdure-parent", daemon=True).start()

@@ -40,6 +40,8 @@ ORDERLY = 2.0
 """Seconds the main loop has to end in order once the deadline is over, or a second signal came."""
 TOGETHER = 0.3
 """Seconds within which signals count as one: ``timeout`` signals a process and then its group, and means one."""
+GONE = 255
+"""What stands for the end of the parent among the numbers of signals."""
 LEAVING = 3.0
 """Seconds for the last word to the database when the process is cut."""
 
@@ -102,6 +104,10 @@ class StopSignals:
         self._mine.close()
         self._theirs.close()
 
+    def _parent_gone(self) -> None:
+        with contextlib.suppress(OSError):
+            self._theirs.send(bytes([GONE]))
+
     # -- in the main thread
     def _attach(self) -> bool:
         """Have the interpreter write to us. False: it wrote to somebody else, or to nobody."""
@@ -141,7 +147,7 @@ class StopSignals:
                 for number in self._mine.recv(64):
                     if number == 0:
                         return
-                    if number in NUMBERS:
+                    if number in NUMBERS or (number == GONE and not self.count):
                         self._hear()
             elif self._deadline is not None:
                 self._cut()
@@ -184,6 +190,16 @@ class StopSignals:
         thread = threading.Thread(target=work, name="perdure-stopping", daemon=True)
         thread.start()
         return thread
+
+
+def parent_gone() -> None:
+    """The process that keeps this one is gone: stop cleanly, unless that has begun already. Never a second signal: the
+    parent may have passed a first one on before it was killed."""
+    listening = list(_listening)
+    for signals in listening:
+        signals._parent_gone()
+    if not listening:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 class _Forks:

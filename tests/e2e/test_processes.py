@@ -9,11 +9,13 @@ import signal
 import socket
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
 
 from perdure.runtime.cli.processes import child_options
+from perdure.runtime.cli.stop_signals import TOGETHER
 from perdure.runtime.settings import Settings
 from perdure.storage.errors import ConfigurationError
 from tests.e2e.commands import Commands, environment
@@ -145,6 +147,30 @@ async def test_killing_the_parent_ends_the_children_cleanly(parent, cli):
     await until(lambda: not living(children), what="the end of the children", deadline=20)
     assert pod.log.count("pod.stopped") == 2
     assert cli("cluster", "status", "--format", "json").ok().json["shards_unowned"] == 256
+
+
+@pytest.mark.slow
+@pytest.mark.req("CL5")
+async def test_killing_the_parent_while_its_children_stop_cuts_no_step(parent, cli, tmp_path):
+    """That it is gone is no second signal."""
+    pod = parent()
+    await names_of_live(cli, 2)
+    cli.process("workflows", "start", "waits", "--app", "counting:app", "--db", cli.url).ok()
+    steps = tmp_path / "steps"
+    await until(steps.exists, what="the step", deadline=20)
+    pod.terminate()
+    await until(lambda: pod.log.count("pod.stopping") == 2, what="the drain of both", deadline=20)
+    apart = time.monotonic() + 2 * TOGETHER
+    await until(lambda: time.monotonic() > apart, what="a signal of its own", deadline=5)
+    pod.kill()
+    busy = int(steps.read_text().split("-")[1])
+    assert busy in living(children_of(pod))
+    apart = time.monotonic() + 2 * TOGETHER
+    await until(lambda: time.monotonic() > apart, what="time to let go", deadline=5)
+    (tmp_path / "go").touch()
+    await until(lambda: not living(children_of(pod)), what="the end of the children", deadline=20)
+    assert steps.read_text().split() == [f"begun-{busy}", f"ended-{busy}"]
+    assert "pod.letting-go" not in pod.log
 
 
 @pytest.mark.slow

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from perdure.runtime.cli.stop_signals import CUT_SHORT, NUMBERS, TOGETHER, StopSignals
+from perdure.runtime.cli import stop_signals
+from perdure.runtime.cli.stop_signals import CUT_SHORT, NUMBERS, TOGETHER, StopSignals, parent_gone
 from perdure.storage.clock import SystemClock
 from tests.harness.waiting import until, until_blocking
 
@@ -163,3 +164,32 @@ async def test_a_loop_that_took_the_signals_for_itself_loses_them_again(signals)
     tell(signal.SIGTERM)
     await asyncio.wait_for(begun.wait(), 5)
     assert stop.count == 1
+
+
+async def test_the_end_of_the_parent_is_the_first_signal_and_never_a_second(signals):
+    clock = Ahead()
+    stop = signals(clock=clock)
+    ended: list[str] = []
+    asyncio.get_running_loop().call_soon(parent_gone)
+    assert await stop.unless(1, forever(ended)) == (False, None)
+    for _ in range(2):
+        clock.by += 2 * TOGETHER
+        parent_gone()
+    assert stop.count == 1
+    clock.by += 2 * TOGETHER
+    asyncio.get_running_loop().call_soon(tell, signal.SIGTERM)
+    assert await stop.unless(2, forever(ended)) == (False, None)
+    assert stop.count == 2
+
+
+async def test_before_anybody_listens_the_end_of_the_parent_is_a_signal(monkeypatch):
+    """A pod that is still importing its application ends at once."""
+    monkeypatch.setattr(stop_signals, "_listening", set())
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        parent_gone()
+        await until(lambda: heard, what="the signal")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [signal.SIGTERM]
