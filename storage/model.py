@@ -261,7 +261,8 @@ class ClaimRequest:
     above the database's clock less `FLOOR_MARGIN`.
     suspects: how many runs with a ``reclaim_count`` above 0 may be taken, those that fell with a runner once and have
     written nothing since (None: any number; 0: they are not even looked at).
-    Due runs and orphans of workflows I do not know are marked as strays (R15), also with a limit of 0.
+    Due runs and orphans of workflows I do not know are marked as strays (R15). With a limit of 0 only those are looked
+    for, and the answer's ``more`` and ``complete`` speak of them alone.
     """
 
     runner_id: int

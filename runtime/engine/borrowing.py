@@ -95,8 +95,9 @@ class Borrower:
             self._wanted.clear()
             if self._slots.free:
                 await self._claim()
-            elif self._mixed():  # my own runs must wait, those I do not know need not
-                await self._claimer.mark_strays()
+            # My own runs must wait, those I do not know need not.
+            if self._claimer.backlog and self._mixed() and await self._claimer.mark_strays():
+                self._wanted.set()
 
     async def _claim(self) -> None:
         lost = self._lost  # who asks from here on is answered by the next look

@@ -38,8 +38,6 @@ HORIZON = 15.0
 """Seconds; parked runs due within it are noted in the heap at each scan."""
 UPCOMING_LIMIT = 10_000
 ORPHAN_PERIOD = 60.0
-MARKED_AT_ONCE = 200
-"""Most candidates per bucket of a claim that takes nothing and only marks strays."""
 
 
 class Claimer:
@@ -103,7 +101,9 @@ class Claimer:
         self._wanted = asyncio.Event()
         self._waiting_since: float | None = None
         self._marks = LowWaterMarks()
-        self._marked_until: float | None = None
+        self._marked = LowWaterMarks()
+        """Of the looks that take nothing and only mark strays."""
+        self._marked_at_once = Portion(shard_count)
         self._suspects_waiting = False
         self._turn = asyncio.Lock()
         self._resting = asyncio.Event()
@@ -138,6 +138,7 @@ class Claimer:
     def gained(self, shards: Sequence[int]) -> None:
         """Shards just taken: whatever their last holder left is looked for at once, due now or soon."""
         self._marks.forget(shards)
+        self._marked.forget(shards)
         self.look_for_orphans(shards)
         self.note_upcoming(shards)
 
@@ -171,6 +172,11 @@ class Claimer:
     def looking(self) -> bool:
         """A claim is under way or will be as soon as there is a slot."""
         return self.under_way or bool(self._hinted or self._orphaned)
+
+    @property
+    def backlog(self) -> bool:
+        """More runs are due than slots are free."""
+        return self._more or self._slots.free == 0
 
     @property
     def behind(self) -> bool:
@@ -245,7 +251,7 @@ class Claimer:
     def clock_moved(self) -> None:
         """The database's clock was set: what is due may be due already, or not for a while."""
         self._marks.forget(self._holds())
-        self._marked_until = None
+        self._marked.forget(self._holds())
         self.hint_all()
         self.note_upcoming(self._holds())
 
@@ -319,30 +325,38 @@ class Claimer:
         self.look_for_orphans(shards)
         self._lost_sight()
 
-    async def mark_strays(self) -> None:
-        """Claim nothing, but mark due runs of workflows that are unknown here, so that others can have them."""
+    async def mark_strays(self) -> bool:
+        """Claim nothing, but mark due runs of workflows that are unknown here, so that others can have them. True: there
+        are more. Known runs are not looked at: however many are waiting, they hide none of the others."""
         async with self.turn(orphans=False):
+            holds = self._holds()
+            asked = self._marked.unmarked_first(holds)[: self._marked_at_once.size]
+            if not asked:
+                return False
             request = ClaimRequest(
                 runner_id=self._runner_id,
-                holds=list(self._holds().values()),
+                holds=[holds[shard] for shard in asked],
                 workflows=self._workflows(),
                 in_memory=(),
                 limit=0,
-                per_shard=MARKED_AT_ONCE,
-                floor=self._marked_until,
+                per_shard=PER_SHARD,
+                floor=self._marked.floor(asked),
             )
-            if not request.holds:
-                return
             try:
                 claims = await self._store.claim_runs(request)
             except RunnerDeclaredDead:
                 self._declared_dead()
             except PerdureError as error:
                 log.warning("claim.unavailable", error=str(error))
+                self._marked_at_once.failed()
             else:
-                self._marked_until = claims.db_now
+                self._marked_at_once.worked()
+                if claims.complete:
+                    self._marked.raise_to(claims.db_now, asked)
                 if claims.strays:
                     self._strays(claims.strays)
+                return claims.more
+        return False
 
     async def _ask(self, request: ClaimRequest, asked: Sequence[int]) -> None:
         sent, sent_ns = self._clock.mark(), self._telemetry.now()

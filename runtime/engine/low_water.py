@@ -6,6 +6,7 @@ the database from removing them (R12).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from perdure.storage.model import FLOOR_MARGIN
@@ -28,6 +29,10 @@ class LowWaterMarks:
         mark = db_now - FLOOR_MARGIN
         for shard in shards:
             self._marks[shard] = mark
+
+    def unmarked_first(self, shards: Iterable[int]) -> list[int]:
+        """Then those whose mark is the lowest."""
+        return sorted(shards, key=lambda shard: self._marks.get(shard, -math.inf))
 
     def forget(self, shards: Iterable[int]) -> None:
         """Somebody else may have held them meanwhile."""

@@ -5,6 +5,7 @@
 --   $6 most candidates per bucket  $7 fresh random claim ids, as many as runs wanted  $8 orphans too
 --   $9 seconds ahead of time  $10 low-water mark or null  $11 seconds by which it has to be past
 --   $12 places for suspects, runs that fell with a runner before and have written nothing since
+-- Where no run is wanted ($7 empty) only those are looked at whose workflow I do not know: a backlog hides none of them.
 -- One line always comes back: the database's clock, whether I am alive, what was left; then the runs.
 with mine as materialized (  -- a line for each bucket of 256 slots of each shard that is still mine
   select m.place, greatest(s.slot_lo, b.n << 8) as slot_lo, least(s.slot_hi, (b.n << 8) + 255) as slot_hi, s.epoch
@@ -22,7 +23,7 @@ with mine as materialized (  -- a line for each bucket of 256 slots of each shar
       where f.slot between m.slot_lo and m.slot_hi and f.status = 'running' and f.claim_id <> all($5::bigint[])
         and f.epoch <= m.epoch
         and (f.runner_id = $1 or exists (select 1 from perdure_runners r where r.runner_id = f.runner_id and r.dead))
-        and case when f.workflow = any($4::text[]) then f.reclaim_count = 0 or $12::int > 0
+        and case when f.workflow = any($4::text[]) then cardinality($7::bigint[]) > 0 and (f.reclaim_count = 0 or $12::int > 0)
                  else (select w.stray_revision is distinct from f.revision from perdure_wakes w where w.run_id = f.run_id) end
       limit $6) o
    where $8::boolean
@@ -40,7 +41,7 @@ with mine as materialized (  -- a line for each bucket of 256 slots of each shar
                               else least($10::timestamptz, now() - $11::float8 * interval '1 second') end
         and w.hold is null
         and f.status in ('pending', 'suspended') and f.epoch <= m.epoch
-        and (f.reclaim_count = 0 or $12::int > 0 or f.workflow <> all($4::text[]))
+        and (cardinality($7::bigint[]) > 0 and (f.reclaim_count = 0 or $12::int > 0) or f.workflow <> all($4::text[]))
       order by w.wake_at limit $6) d
 ), picked as materialized (  -- one more than wanted, to know whether there is more
   select p.*, row_number() over () as place

@@ -162,6 +162,7 @@ def _candidates(
         "floor": floor,
         "per_shard": request.per_shard,
         "suspects": MANY if request.suspects is None else request.suspects,
+        "wanted": request.limit,
         "limit": limit,
     }
     found = tx.rows("claim.orphans", values) if request.orphans else []

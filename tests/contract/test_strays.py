@@ -148,8 +148,39 @@ async def test_without_a_free_slot_strays_are_marked_all_the_same(world: World) 
     await world.start("mine")
     await world.start("stray", workflow=FOREIGN)
     claims = await holder.claims(limit=0)
-    assert (list(claims.runs), claims.strays, claims.complete) == ([], (FOREIGN,), False)
+    assert (list(claims.runs), claims.strays, claims.complete) == ([], (FOREIGN,), True)
     assert list(await other.lend_claim(workflows=[FOREIGN])) == ["stray"]
+    assert list(await holder.claim()) == ["mine"]
+
+
+async def test_without_a_free_slot_no_backlog_hides_a_stray(world: World) -> None:
+    """Not in the buckets before the stray's, nor before it in its own."""
+    holder, other = await world.runner(), await lender(world)
+    last = SLOTS - 1
+    backlog = [world.new_run(f"{slot}-{n}", slot=slot) for slot in (0, last) for n in range(60)]
+    await world.runs.start_runs(backlog)
+    await world.runs.start_runs([world.new_run("stray", slot=last, workflow=FOREIGN)])
+    claims = await holder.claims(limit=0, per_shard=50)
+    assert (list(claims.runs), claims.strays) == ([], (FOREIGN,))
+    assert (claims.complete, claims.more) == (True, False)
+    assert list(await other.lend_claim(workflows=[FOREIGN])) == ["stray"]
+    assert len(await holder.claim()) == len(backlog)
+
+
+async def test_without_a_free_slot_more_strays_than_one_look_marks_are_marked_by_the_next(
+    world: World,
+) -> None:
+    holder, other = await world.runner(), await lender(world)
+    many = [world.new_run(f"r{n}", slot=n, workflow=FOREIGN) for n in range(120)]
+    await world.runs.start_runs(many)
+    looks = [await holder.claims(limit=0, per_shard=50) for _ in range(4)]
+    assert [(look.more, look.complete) for look in looks] == [
+        (True, False),
+        (True, False),
+        (False, True),
+        (False, True),
+    ]
+    assert len(await other.lend_claim(workflows=[FOREIGN])) == len(many)
 
 
 async def test_strays_are_offered_from_a_slot_on_and_round(world: World) -> None:

@@ -12,7 +12,6 @@ from perdure.runtime.engine import activation, borrowing, claiming, committer, g
 SMALL = (
     (activation, "PART_BYTES", 500),
     (borrowing, "MOST_AT_ONCE", 1),
-    (claiming, "MARKED_AT_ONCE", 1),
     (claiming, "MOST_PER_CLAIM", 2),
     (claiming, "PER_SHARD", 1),
     (claiming, "UPCOMING_LIMIT", 2),

@@ -9,7 +9,8 @@ select s.shard_id, s.epoch, s.slot_lo, s.slot_hi
  order by h.place
 
 -- name: claim.due
--- The correlated subquery looks into one bucket after the other, in due order, and never reads past its limit.
+-- The correlated subquery looks into one bucket after the other, in due order, and never reads past its limit. Where no
+-- run is wanted, a backlog of known ones hides none that is not known.
 select w.run_id, b.slot_lo, b.epoch, f.status, f.runner_id, f.workflow in (select value from json_each(:workflows)) as known,
        f.reclaim_count > 0 as suspect
   from (select key as place, value->>0 as shard_id, value->>1 as epoch, value->>2 as slot_lo, value->>3 as slot_hi
@@ -21,7 +22,8 @@ select w.run_id, b.slot_lo, b.epoch, f.status, f.runner_id, f.workflow in (selec
         where d.slot >> 8 = b.slot_lo >> 8 and d.slot between b.slot_lo and b.slot_hi
           and d.wake_at is not null and d.wake_at <= :horizon and d.wake_at >= :floor and d.hold is null
           and f.status in ('pending', 'suspended') and f.epoch <= b.epoch
-          and (f.reclaim_count = 0 or :suspects > 0 or f.workflow not in (select value from json_each(:workflows)))
+          and (:wanted > 0 and (f.reclaim_count = 0 or :suspects > 0)
+               or f.workflow not in (select value from json_each(:workflows)))
         order by d.wake_at
         limit :per_shard)
   join perdure_fences f on f.run_id = w.run_id
@@ -38,7 +40,8 @@ select f.run_id, b.slot_lo, b.epoch, f.status, f.runner_id, f.workflow in (selec
  where f.status = 'running' and f.epoch <= b.epoch and w.hold is null
    and f.claim_id not in (select value from json_each(:in_memory))
    and (f.runner_id = :runner_id or exists (select 1 from perdure_runners r where r.runner_id = f.runner_id and r.dead))
-   and case when f.workflow in (select value from json_each(:workflows)) then f.reclaim_count = 0 or :suspects > 0
+   and case when f.workflow in (select value from json_each(:workflows))
+            then :wanted > 0 and (f.reclaim_count = 0 or :suspects > 0)
             else w.stray_revision is not f.revision end
  limit :limit
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -20,6 +21,7 @@ from perdure.runtime.engine.suspects import SuspectLane
 from perdure.storage.clock import SeededRandomness
 from perdure.storage.errors import (
     ConfigurationError,
+    ConflictError,
     PerdureError,
     SchemaError,
     StorageError,
@@ -242,3 +244,86 @@ def test_claims_and_looks_go_on_when_a_table_or_a_right_is_there_again(error: Pe
         assert not looks.has_fallen()
 
     play()
+
+
+# ---- strays that a holder without a free slot marks -----------------------------------------------------
+
+
+def marking(looks: Looks) -> list[ClaimRequest]:
+    return [request for request in looks.store.claimed() if request.limit == 0]
+
+
+@pytest.mark.req("CL13")
+@on_virtual_time
+async def test_a_look_that_left_strays_behind_is_followed_by_one_that_begins_where_it_did():
+    looks = Looks(slots=0)
+    looks.mixed = True
+
+    async def some_left(_: Request) -> Claims:
+        return looks.store.nothing(complete=False)
+
+    async def many_left(_: Request) -> Claims:
+        return replace(looks.store.nothing(complete=False), more=True)
+
+    looks.store.answers = [some_left, many_left]
+    looks.serve(looks.borrower.run)
+    await asyncio.sleep(10.0)
+    first, second, third, fourth, *_ = [(at, r) for at, r in looks.store.asked]
+    floors = [cast("ClaimRequest", request).floor for _, request in (first, second, third, fourth)]
+    assert floors[:3] == [None] * 3
+    assert floors[3] is not None
+    assert third[0] - second[0] < 0.1, "at once: there are more"
+
+
+@pytest.mark.req("CL13")
+@on_virtual_time
+async def test_shards_just_taken_are_looked_through_from_their_beginning():
+    looks = Looks(slots=0)
+    looks.mixed = True
+    looks.serve(looks.borrower.run)
+    await asyncio.sleep(3.0)
+    assert marking(looks)[-1].floor is not None
+    del looks.store.asked[:]
+    looks.claimer.gained([2])
+    await asyncio.sleep(1.5)
+    assert marking(looks)[0].floor is None
+
+
+@pytest.mark.req("CL13")
+@on_virtual_time
+async def test_too_many_shards_for_one_look_are_looked_through_in_parts():
+    looks = Looks(slots=0)
+    looks.mixed = True
+
+    async def at_most_one(request: Request) -> Claims:
+        if len(cast("ClaimRequest", request).holds) > 1:
+            raise ConflictError("too much for one statement's deadline")
+        answered.extend(hold.shard_id for hold in cast("ClaimRequest", request).holds)
+        return looks.store.nothing()
+
+    answered: list[int] = []
+    looks.store.answers = [at_most_one] * 100
+    looks.serve(looks.borrower.run)
+    await asyncio.sleep(20.0)
+    assert set(answered) == set(looks.holds)
+
+
+@pytest.mark.req("CL13")
+@on_virtual_time
+async def test_a_slot_free_now_and_then_does_not_keep_a_busy_holder_from_marking_strays():
+    looks = Looks(slots=1)
+    looks.mixed = True
+
+    async def backlog(_: Request) -> Claims:
+        return replace(looks.store.nothing(complete=False), more=True)
+
+    next_claim = Held(looks)
+    looks.store.answers = [backlog, next_claim]
+    looks.claimer.hint_all()
+    claims = asyncio.get_running_loop().create_task(looks.claimer.run())
+    await next_claim.asked.wait()
+    claims.cancel()
+    looks.serve(looks.borrower.run)
+    await asyncio.sleep(3.0)
+    assert looks.claimer.behind
+    assert marking(looks)
