@@ -326,8 +326,8 @@ class Claimer:
         self._lost_sight()
 
     async def mark_strays(self) -> bool:
-        """Claim nothing, but mark due runs of workflows that are unknown here, so that others can have them. True: there
-        are more. Known runs are not looked at: however many are waiting, they hide none of the others."""
+        """Claim nothing, but mark due runs of workflows that are unknown here, so that others can have them.
+        True: there are more. Known runs are not looked at: however many are waiting, they hide none of the others."""
         async with self.turn(orphans=False):
             holds = self._holds()
             asked = self._marked.unmarked_first(holds)[: self._marked_at_once.size]
