@@ -187,7 +187,8 @@ async def test_a_write_that_times_out_stops_nobody_else() -> None:
         beside = len(store.calls)
         for number in range(20):
             committer.submit(write(f"later {number}"), tell(f"later {number}"))
-            await until(lambda n=number: f"later {n}" in answers, what="a later one committed")
+            heard = partial(answers.__contains__, f"later {number}")
+            await until(heard, what="a later one committed")
         assert all(ids == ("e",) or "e" not in ids for _, ids in store.calls[beside:])
         locked = False
         await until(lambda: "e" in answers, what="it is committed at last", deadline=5)
