@@ -113,6 +113,7 @@ class LeaseLoop:
             await self._look()
         except BaseException:
             self._store = None
+            store.forgo()
             with contextlib.suppress(Exception):
                 await self._bounded(store.close())
             raise
@@ -145,6 +146,9 @@ class LeaseLoop:
     async def end(self, *, leave: bool) -> None:
         """Leave the cluster if asked and still possible (else the lease runs out), and close."""
         store, self._store = self._store, None
+        # First: the process's other connections may be waiting for a keeper that has none, and wants none.
+        for each in (store or self._open_store(), *self._left):
+            each.forgo()
         self._close_what_is_left()
         if self._closing:
             await asyncio.wait(self._closing, timeout=min(1.0, self._config.renewal))

@@ -264,6 +264,11 @@ class ClusterStore(ABC):
     async def close(self) -> None: ...
 
     @abstractmethod
+    def forgo(self) -> None:
+        """A keeper's store: there is no keeper any more that wants a connection. Others of the process that wait for it
+        to come first go on at once. Also before `open`, and of a store that was never opened; `close` follows."""
+
+    @abstractmethod
     async def agree(self, *, shard_count: int, lock_mode: str) -> Meta:
         """First boot writes topology and mode; later boots must ask for the same, else `DisagreementError`."""
 

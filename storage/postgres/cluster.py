@@ -39,6 +39,7 @@ class PostgresClusterStore(ClusterStore):
         self._calls = Calls()
         self._cluster_id = ""
         self._session: Session | None = None
+        self._forgone = False
         self._lost: Callable[[], None] = _nobody_asked
         self.capabilities: Capabilities = capabilities_of(None)
 
@@ -55,16 +56,17 @@ class PostgresClusterStore(ClusterStore):
         self._cluster_id = meta.cluster_id
         self._server.told(meta.server_change)
         self.capabilities = capabilities_of(session)
-        self._lane.offer(session)
+        await self._lane.offer(session)
         return meta
 
     async def close(self) -> None:
-        await self._calls.settled(self._settings.deadline)
-        session = self._session  # alive, it is not wanted any more; else another is to come first
-        ended = session is not None and session.alive
-        await self._lane.close()
-        if self._keeper and ended:
-            self._server.precedence.ended(session)
+        try:
+            await self._calls.settled(self._settings.deadline)
+            session = self._session
+            if self._keeper and session is not None and session.alive:  # it is not wanted any more
+                self._server.precedence.ended(session)  # else another is to come first
+        finally:  # whoever does not wait that long leaves nothing open all the same
+            await self._lane.close()
 
     async def _open_session(self) -> Session:
         return await self._connect(self._settings.deadline)
@@ -75,7 +77,14 @@ class PostgresClusterStore(ClusterStore):
         )
         session.connection.add_termination_listener(lambda _: self._lost())
         self._session = session
+        if self._forgone:  # it was on its way then
+            self._server.precedence.ended(session)
         return session
+
+    def forgo(self) -> None:
+        if self._keeper:
+            self._keeper, self._forgone = False, True
+            self._server.precedence.forgone()
 
     def on_lost(self, call: Callable[[], None]) -> None:
         self._lost = call

@@ -63,9 +63,9 @@ class Lane:
         async with self._free:
             await self._put_back(await self._session("connecting"))
 
-    def offer(self, session: Session) -> None:
-        """Keep a connection that was opened before."""
-        self._idle.append(session)
+    async def offer(self, session: Session) -> None:
+        """Keep a connection that was opened before; one that comes after the end is closed."""
+        await self._put_back(session)
 
     async def close(self) -> None:
         """Close what is idle; what is in use closes when it comes back."""

@@ -40,6 +40,10 @@ class Precedence:
         if connection is self._current:
             self.back(None)
 
+    def forgone(self) -> None:
+        """There is no keeper that wants a connection, whether one is without it just now or not."""
+        self.back(None)
+
     def back(self, connection: object) -> None:
         """The keeper has this connection now."""
         with self._lock:

@@ -98,7 +98,7 @@ class PostgresRunStore(RunStore):
             await session.close()
             raise
         self.capabilities = capabilities_of(session)
-        self._client_lane.offer(session)
+        await self._client_lane.offer(session)
         return meta
 
     async def prepare(self) -> None:
@@ -121,9 +121,11 @@ class PostgresRunStore(RunStore):
             await session.fetch(sql, *nothing, writes=False, deadline=deadline)
 
     async def close(self) -> None:
-        await self._calls.settled(self._settings.deadline)
-        lanes = (self._commit_lane, self._runner_lane, self._client_lane)
-        await asyncio.gather(*(lane.close() for lane in lanes))
+        try:
+            await self._calls.settled(self._settings.deadline)
+        finally:  # whoever does not wait that long leaves nothing open all the same
+            lanes = (self._commit_lane, self._runner_lane, self._client_lane)
+            await asyncio.gather(*(lane.close() for lane in lanes))
 
     async def _open_hot(self) -> Session:
         return await self._server.open_session(hot=True, seconds=self._settings.deadline)

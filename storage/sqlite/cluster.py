@@ -71,6 +71,9 @@ class SqliteClusterStore(SqliteStore, ClusterStore):
     async def declare_dead(self, runner_id: int, renew_count: int) -> bool:
         return await self._write(lambda tx: declare_dead(tx, runner_id, renew_count))
 
+    def forgo(self) -> None:
+        """Nobody waits for anybody's connection to a file."""
+
     # -- there are no sessions, so none of their locks: nobody is lost before the lease is over
     def on_lost(self, call: Callable[[], None]) -> None:
         return

@@ -142,6 +142,23 @@ async def test_a_runner_begins_anew_when_the_database_goes_away_as_it_looks_for_
         closed.cancel()
 
 
+@pytest.mark.req("CL11")
+async def test_a_runner_whose_new_keeper_fails_once_soon_begins_anew(migrated_postgres_url: str):
+    """The keeper that failed wants no connection any more: nothing waits for it."""
+    url = migrated_postgres_url
+    port, name = port_and_name(url)
+    async with (
+        PostgresProxy(port) as proxy,
+        runner_on(proxy.url(name), [echo], lease=1.0) as runner,
+        client_on(url, [echo]) as client,
+    ):
+        rule = proxy.cut(name="register")
+        await execute(url, "update perdure_runners set dead = true")
+        await asyncio.wait_for(rule.happened.wait(), 10)
+        assert await client.run(echo, 5, timeout=5) == 5
+        assert runner.session.ownership.holds
+
+
 async def resharded(url: str) -> None:
     store = upkeep(DatabaseSettings(url), clock=SystemClock())
     await store.open()
