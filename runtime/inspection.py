@@ -28,7 +28,7 @@ REMEDY = {
     Reason.CRASH_LOOP: "each runner that entered it died; fix the cause, then resume or cancel it",
     Reason.NONDETERMINISM: "its code no longer fits its journal; put the old code back, then resume, or cancel it",
     Reason.OPERATOR: "an operator holds it; resume or cancel it",
-    Reason.FAILURE: "it failed and is held for repair; resume or cancel it",
+    Reason.FAILURE: "the database refuses its end, also as a failure; mend what refuses it, then resume, or cancel it",
 }
 
 
@@ -214,6 +214,7 @@ HOLD_EVENTS = {
     Reason.OPERATOR: "run-suspended",
     Reason.CRASH_LOOP: "run-crashlooped",
     Reason.NONDETERMINISM: "nondeterminism-suspected",
+    Reason.FAILURE: "run-unstorable",
 }
 
 

@@ -155,7 +155,8 @@ class Activation:
         self._suspends: Sequence[Message] = ()
         """What asks for a hold and was not taken back, as of the last read of the mailbox."""
         self._suspends_told: set[str] = set()
-        self._unstorable = False
+        self._data_refused = 0
+        """How often the database has refused what was to be written."""
         self._mail_is_stale = False
         self._refusals = 0
         """Parks refused in a row without a new message: somebody else has locked the wake row."""
@@ -669,12 +670,20 @@ class Activation:
         self.around.gone(self, departure)
 
     def _refused(self, error: DataRefused) -> None:
-        """The database refuses this run's data: the run fails with that reason, its neighbours have committed (R8)."""
-        if self._unstorable:
-            log.error("run.unstorable", run_id=self.run.run_id, error=str(error))
-            self._depart(Departure())
-            return
-        self._unstorable = True
+        """The database refuses this run's data: the run fails with that reason, its neighbours have committed (R8). If
+        it refuses that as well it is put on hold, which touches neither its cold row nor, the second time, its
+        events."""
         self._silence(lost_ownership=False)
         self._entries, self._consumed, self._events = [], [], []
-        self._send(failure_of(error, parent_id=self.run.parent_id))
+        self._data_refused += 1
+        if self._data_refused == 1:
+            self._send(failure_of(error, parent_id=self.run.parent_id))
+            return
+        text = str(error)
+        log.error("run.unstorable", run_id=self.run.run_id, error=text)
+        if self._data_refused == 2:
+            self._events.append(RunEvent("run-unstorable", self.around.now(), text))
+        if self._data_refused <= 3:
+            self._send(hold_of(Reason.FAILURE, self.seen))
+        else:
+            self._depart(Departure())
