@@ -6,10 +6,11 @@ import asyncio
 
 import structlog
 
+from perdure.runtime.engine.pacing import Portion
 from perdure.runtime.settings import Settings
 from perdure.storage.clock import Randomness
 from perdure.storage.connect import Database
-from perdure.storage.errors import PerdureError
+from perdure.storage.errors import PerdureError, StorageError
 from perdure.storage.interface import RunStore
 
 log = structlog.get_logger("perdure.retention")
@@ -30,6 +31,7 @@ class Retention:
         self._database = database
         self._ttl = settings.finished_ttl
         self._randomness = randomness
+        self._portion = Portion(BATCH)
 
     async def run(self) -> None:
         while True:
@@ -43,12 +45,26 @@ class Retention:
         """One pass over everything that has outlived its time."""
         now = await self._store.server_now()
         if self._ttl is not None:
-            deleted = BATCH
-            while deleted == BATCH:
-                deleted = await self._store.delete_finished(now - self._ttl, BATCH)
+            while await self._delete_some(now - self._ttl):
+                pass
         cluster = self._database.cluster()
         await cluster.open()
         try:
             await cluster.delete_dead_runners(now - RUNNER_ROWS_KEPT)
         finally:
             await cluster.close()
+
+    async def _delete_some(self, before: float) -> bool:
+        """Whether there may be more. Too much for one statement's deadline is so at every try: then it is half as much,
+        down to a single run; whatever else the reason was, it shows there, or is over."""
+        size = self._portion.size
+        try:
+            deleted = await self._store.delete_finished(before, size)
+        except StorageError as error:
+            self._portion.failed()
+            if size == 1:
+                raise
+            log.warning("retention.unavailable", runs=size, error=str(error))
+            return True
+        self._portion.worked()
+        return deleted == size

@@ -16,6 +16,8 @@ from perdure.runtime.retention import Retention
 from perdure.runtime.settings import Settings
 from perdure.storage.clock import SystemClock, SystemRandomness
 from perdure.storage.connect import Database, DatabaseSettings, connect
+from perdure.storage.errors import ConflictError, DatabaseUnavailable, StorageError
+from perdure.storage.interface import RunStore
 from perdure.storage.model import RunStatus
 from tests.harness.proxy import PostgresProxy
 from tests.harness.waiting import until
@@ -44,6 +46,10 @@ class Counted(Retention):
     """Counts the sweeps that were begun."""
 
     sweeps = 0
+
+    @property
+    def store(self) -> RunStore:
+        return self._store
 
     async def sweep(self) -> None:
         self.sweeps += 1
@@ -102,6 +108,47 @@ async def test_ended_runs_past_their_time_go_with_their_journal_and_nothing_else
         assert [entry.name for entry in await client.journal("young")] == ["double#0"]
         await live.signal("go", 5)
         assert await live.wait(20) == 5
+
+
+@pytest.mark.req("DB1")
+@pytest.mark.parametrize("error", [ConflictError("too long"), DatabaseUnavailable("too long")])
+async def test_what_is_too_much_for_one_statement_goes_in_parts(
+    migrated_url: str, error: StorageError
+):
+    """Each engine has its own word for a statement that was stopped at its deadline."""
+    asked: list[int] = []
+    async with runner_on(migrated_url, [doubled]) as runner:
+        old = [await runner.client.start(doubled, n) for n in range(20)]
+        await asyncio.gather(*(h.wait(20) for h in old))
+        await past_its_time(runner.client, old[-1].run_id)
+        async with retention_on(migrated_url) as service:
+            delete = service.store.delete_finished
+
+            async def at_most_three(before: float, limit: int) -> int:
+                asked.append(limit)
+                if limit > 3:
+                    raise error
+                return await delete(before, limit)
+
+            service.store.delete_finished = at_most_three  # type: ignore[method-assign]
+            await service.sweep()
+            assert await runner.client.list() == []
+            assert len(asked) < 40
+            service.store.delete_finished = never = Never(error)  # type: ignore[assignment]
+            with pytest.raises(StorageError):
+                await service.sweep()
+            assert never.asked[-1] == 1
+            assert len(never.asked) < 12
+
+
+class Never:
+    def __init__(self, error: StorageError) -> None:
+        self.error = error
+        self.asked: list[int] = []
+
+    async def __call__(self, before: float, limit: int) -> int:
+        self.asked.append(limit)
+        raise self.error
 
 
 @pytest.mark.req("CL8", "DB1")
