@@ -134,7 +134,7 @@ async def test_what_is_too_much_for_one_statement_goes_in_parts(
             await service.sweep()
             assert await runner.client.list() == []
             assert len(asked) < 40
-            service.store.delete_finished = never = Never(error)  # type: ignore[assignment]
+            service.store.delete_finished = never = Never(error)  # type: ignore[method-assign]
             with pytest.raises(StorageError):
                 await service.sweep()
             assert never.asked[-1] == 1
