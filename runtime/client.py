@@ -553,14 +553,13 @@ class Client:
 
     async def _read_topology(self) -> tuple[Topology, Meta]:
         cluster = self._parts.database.cluster()
-        try:
+        try:  # a caller that is cancelled while this opens has it closed, too
             meta = await cluster.open()
+            return await cluster.read_topology(), meta
         except SchemaError:
             raise
         except ConfigurationError as error:  # it was right when this client was opened
             raise DatabaseUnavailable(f"cluster: {error}") from error
-        try:
-            return await cluster.read_topology(), meta
         finally:
             await cluster.close()
 

@@ -48,8 +48,8 @@ class Retention:
             while await self._delete_some(now - self._ttl):
                 pass
         cluster = self._database.cluster()
-        await cluster.open()
         try:
+            await cluster.open()
             await cluster.delete_dead_runners(now - RUNNER_ROWS_KEPT)
         finally:
             await cluster.close()

@@ -70,8 +70,8 @@ def doctor(
 async def gather(settings: Settings, stuck_after: float) -> Facts:
     """Everything the checks look at."""
     store = upkeep_of(settings.database("perdure doctor"), clock=SystemClock())
-    meta = await store.open()
     try:
+        meta = await store.open()
         topology, offset = await _topology(store)
         server = await store.server_facts(open_for=OPEN_LIMIT, idle_for=IDLE_LIMIT)
         runs = await store.run_facts(idle=stuck_after, limit=NAMED)

@@ -108,8 +108,8 @@ def after_restore(
 @asynccontextmanager
 async def _upkeep(settings: Settings) -> AsyncIterator[UpkeepStore]:
     store = upkeep_of(settings.database("perdure upkeep"), clock=SystemClock())
-    await store.open()
     try:
+        await store.open()
         yield store
     finally:
         await store.close()
