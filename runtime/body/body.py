@@ -102,7 +102,9 @@ class Body:
         self._dead = False
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = math.inf
-        self._slices = 0
+        self._spun = 0
+        """Slices since it last waited, in those of a replay."""
+        self._spinning_known = False
 
     # -- driven by the engine
     def begin(self) -> None:
@@ -269,7 +271,6 @@ class Body:
         if self._main.done():
             self._finish(self._main)
         elif quiescent:
-            self._slices = 0
             self._settle()
         elif self._spinning() and (cancel := self._mail.cancel) is not None:
             self._cut_off(cancel)
@@ -284,6 +285,7 @@ class Body:
             if self._main is None:
                 self._main = self._make_main()
             while loop.turn(end):
+                self._spun = 0  # it waits: it may be told of something, be it the next entry of a long replay
                 if self._main.done() or not self._deliver():
                     return True
                 if time.perf_counter() > end:
@@ -311,14 +313,17 @@ class Body:
         self._port.quiescent()
 
     def _spinning(self) -> bool:
-        self._slices += 1
-        if self._slices == _SLICES_UNTIL_WARNING:
+        self._spun += 1 if self.replaying else _REPLAY_SHARE
+        if self._spun < _SLICES_UNTIL_WARNING * _REPLAY_SHARE:
+            return False
+        if not self._spinning_known:
+            self._spinning_known = True
             log.warning(
                 "run %s keeps turning without waiting for anything; run time stands still meanwhile. Tasks: %s",
                 self._name,
                 self.stuck_at(),
             )
-        return self._slices >= _SLICES_UNTIL_WARNING
+        return True
 
     def _cut_off(self, cancel: Message) -> None:
         """It will never be told of its cancel, since that takes a moment at which it waits: it ends without a word."""

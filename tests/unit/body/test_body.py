@@ -881,6 +881,36 @@ def test_a_body_that_turns_for_ever_is_named(caplog: pytest.LogCaptureFixture) -
     assert [r for r in caplog.records if "keeps turning" in r.getMessage()]
 
 
+@pytest.mark.parametrize("turns", [0, 3000])
+def test_a_cancel_waits_for_the_end_of_a_long_replay(
+    caplog: pytest.LogCaptureFixture, turns: int
+) -> None:
+    """A replay delivers all the time, in slices; that is not spinning, nor is it to work between two entries."""
+
+    async def main(body: Body) -> None:
+        try:
+            for _ in range(steps):
+                await step(body, "a")
+            for _ in range(turns * 16 if body.replaying else 0):
+                await asyncio.sleep(0)
+            await step(body, "last")
+            await body.sleep(1000)
+        except asyncio.CancelledError:
+            await step(body, "compensate")
+            raise
+
+    steps = 10 if turns else 10_500
+    life = Life(main).run(horizon=steps + 50)
+    assert len(life.entries) == steps + 1
+    sent = [Sent(life.entries[-1].at - EPOCH, "cancel")]
+    second = replay(main, life, timing=Timing(slice_seconds=-1.0), sent=sent).run(20_000)
+    assert second.ending is not None
+    assert second.ending.kind == "cancelled"
+    assert not second.ending.warnings
+    assert second.keys()[-1] == "0/compensate#0"
+    assert not [r for r in caplog.records if "keeps turning" in r.getMessage()]
+
+
 def test_errors_in_callbacks_are_logged_once_and_not_on_replay(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
