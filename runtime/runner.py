@@ -253,7 +253,8 @@ class Runner:
             if self._clock.monotonic() - began > self.settings.lease:
                 backoff = Backoff(self._randomness)
             failure = self.session.failure
-            await self.session.stop(leave=False)
+            # Not declared dead, it says good-bye: else its shards are with nobody until its lease is over.
+            await self.session.stop(leave=True)
             if failure is not None:
                 raise failure
             if self._draining:

@@ -181,6 +181,7 @@ class _KeeperThread(ABC):
 
     async def _main(self, booted: concurrent.futures.Future[None]) -> None:
         watching: asyncio.Task[None] | None = None
+        leave = True  # unless whoever stops it says otherwise
         try:
             if self._port is not None:
                 self.identity = replace(self.identity, address=self._port.bind())
@@ -195,10 +196,11 @@ class _KeeperThread(ABC):
             await self._serve()
             # Declared dead, the port still answers (503) until the runner has drawn its conclusions.
             await self._stop.wait()
+            leave = self._leave
         finally:
             if watching is not None:
                 watching.cancel()
-            await self._end(self._leave)
+            await self._end(leave)
             if self._port is not None:
                 await self._port.close()
 

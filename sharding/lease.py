@@ -98,7 +98,7 @@ class LeaseLoop:
 
     async def boot(self, me: RunnerIdentity) -> None:
         """Connect, insert the runner row, look once. Raises what went wrong; nothing is tried twice."""
-        store = self._open_store()
+        store, registering = self._open_store(), False
         try:
             self._check_mode(await store.open())  # bounds itself, and says what to check
             self._watch(store)
@@ -107,6 +107,7 @@ class LeaseLoop:
             await self._take_lock(store, me.runner_id)
             me = replace(me, info={**me.info, MODE_FACT: self._config.mode})
             sent = self._connected_at = self._clock.monotonic()
+            registering = True
             await self._bounded(store.register(me, self._config.lease))
             self._me, self._store, self._history = me, store, store.history
             self._renewed(sent)
@@ -114,6 +115,9 @@ class LeaseLoop:
         except BaseException:
             self._store = None
             store.forgo()
+            if registering:  # there may be a row, which others would leave shards for
+                with contextlib.suppress(Exception):
+                    await self._bounded(store.leave(me.runner_id))
             with contextlib.suppress(Exception):
                 await self._bounded(store.close())
             raise

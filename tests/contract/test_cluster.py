@@ -269,3 +269,17 @@ async def test_dead_rows_are_deleted_once_nothing_names_them(world: World) -> No
     await living.take([0, 1], dead=[holding.runner_id])
     await living.claim_one("r1", orphans=True)
     assert await world.cluster.delete_dead_runners(await world.now() + 1) == 2
+
+
+@pytest.mark.req("CL11")
+async def test_a_keeper_that_wants_no_connection_any_more_says_its_last_words_on_the_one_it_has(
+    world: World,
+) -> None:
+    runner = await world.runner()
+    world.database.keeper().forgo()  # also without ever having been opened
+    keeper = world.database.keeper()
+    await keeper.open()
+    keeper.forgo()
+    await keeper.leave(runner.runner_id)
+    await keeper.close()
+    assert (await row_of(world, runner.runner_id)).dead

@@ -148,6 +148,14 @@ async def until_all(
     await until(look, what=f"{count} runs {status}", deadline=deadline, interval=0.05)
 
 
+async def rows_of(url: str, query: str, *args: object) -> list[asyncpg.Record]:
+    connection = await asyncpg.connect(url)
+    try:
+        return list(await connection.fetch(query, *args))
+    finally:
+        await connection.close()
+
+
 async def execute(url: str, statement: str, *args: object) -> None:
     connection = await asyncpg.connect(url)
     try:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
 from perdure.sharding.keeper import Keeper
+from perdure.sharding.runner_port import RunnerPort
 from perdure.sharding.state import KeeperState
 from perdure.storage.clock import SystemClock
 from perdure.storage.connect import Database, DatabaseSettings, connect
 from perdure.storage.errors import PerdureError
 from perdure.storage.interface import RunnerIdentity
+from perdure.storage.model import RunnerRow
 from tests.harness.proxy import PostgresProxy
 from tests.harness.waiting import until
 from tests.integration.in_process import port_and_name
@@ -39,10 +41,23 @@ async def database(proxy: PostgresProxy, migrated_postgres_url: str) -> Database
     return database
 
 
-def keeper_on(database: Database, states: list[KeeperState] | None = None) -> Keeper:
+def keeper_on(
+    database: Database,
+    states: list[KeeperState] | None = None,
+    port: RunnerPort | None = None,
+) -> Keeper:
     me = RunnerIdentity(1, "pod-1", "127.0.0.1:1", [], {})
     states = [] if states is None else states
-    return Keeper(database.keeper, me, LEASES, SystemClock(), states.append)
+    return Keeper(database.keeper, me, LEASES, SystemClock(), states.append, port=port)
+
+
+async def runners(database: Database) -> Sequence[RunnerRow]:
+    store = database.cluster()
+    await store.open()
+    try:
+        return (await store.read_topology()).runners
+    finally:
+        await store.close()
 
 
 async def others_connect(database: Database) -> None:
@@ -69,7 +84,18 @@ async def test_one_that_is_cut_off_as_it_boots(
     with pytest.raises(PerdureError):
         await keeper_on(database).begin()
     assert rule.happened.is_set()
+    assert not [row for row in await runners(database) if not row.dead], "it has said good-bye"
     await others_connect(database)
+
+
+async def test_one_whose_port_cannot_be_served(database: Database, monkeypatch: pytest.MonkeyPatch):
+    async def serve(*_: object) -> None:
+        raise OSError("no more descriptors")
+
+    monkeypatch.setattr(RunnerPort, "serve", serve)
+    with pytest.raises(OSError, match="descriptors"):
+        await keeper_on(database, port=RunnerPort(host="127.0.0.1", port=0, status=dict)).begin()
+    assert [row.dead for row in await runners(database)] == [True], "it has said good-bye"
 
 
 async def test_one_that_is_stopped_while_it_tries_to_reconnect(

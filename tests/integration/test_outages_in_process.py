@@ -9,13 +9,26 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from perdure import Context, workflow
+from perdure import App, Context, Runner, Settings, workflow
+from perdure.runtime.engine.engine import Engine
 from perdure.storage.clock import SystemClock
 from perdure.storage.connect import DatabaseSettings, upkeep
-from perdure.storage.errors import DatabaseUnavailable, DisagreementError, UnknownOutcome
+from perdure.storage.errors import (
+    DatabaseUnavailable,
+    DisagreementError,
+    InUseError,
+    UnknownOutcome,
+)
 from tests.harness.proxy import PostgresProxy
 from tests.harness.waiting import until
-from tests.integration.in_process import client_on, execute, port_and_name, runner_on
+from tests.integration.in_process import (
+    SHARDS,
+    client_on,
+    execute,
+    port_and_name,
+    rows_of,
+    runner_on,
+)
 
 
 @workflow(name="echo")
@@ -203,3 +216,47 @@ async def test_a_runner_declared_dead_ends_when_the_others_have_changed_the_lock
             await others.enter_async_context(other)
         with pytest.raises(DisagreementError, match="cannot become 'row' while runners"):
             await asyncio.wait_for(runner.closed(), 20)
+
+
+@pytest.mark.req("CL5")
+async def test_a_runner_whose_engine_fails_has_its_shards_back_before_a_lease_is_over(
+    migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch
+):
+    fail, run = asyncio.Event(), Engine.run
+
+    async def run_until_told(engine: Engine) -> None:
+        if fail.is_set():
+            return await run(engine)
+        await asyncio.wait(
+            [asyncio.create_task(run(engine)), asyncio.create_task(fail.wait())],
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        raise RuntimeError("the engine fails")
+
+    monkeypatch.setattr(Engine, "run", run_until_told)
+    async with runner_on(migrated_postgres_url, [echo], lease=20.0, shard_lock="row") as runner:
+        before = runner.session
+        fail.set()
+        await until(
+            lambda: runner.session is not before and len(runner.session.ownership.holds) == SHARDS,
+            what="all shards in the hands of the next session",
+            deadline=6,
+        )
+
+
+@pytest.mark.req("CL8", "CL5")
+async def test_a_runner_whose_name_is_taken_leaves_as_it_ends(migrated_postgres_url: str):
+    url = migrated_postgres_url
+    name = "the-same"
+    async with runner_on(url, [echo], lease=4.0, shard_lock="row", replica_id=name) as first:
+        second = Runner(
+            App("tests", workflows=[echo]),
+            Settings(db=url, lease=4.0, shard_lock="row", runner_storage="sql", replica_id=name),
+            port=False,
+        )
+        await second.start()
+        with pytest.raises(InUseError, match="'the-same' is used by two live processes"):
+            await asyncio.wait_for(second.closed(), 20)
+        rows = await rows_of(url, "select runner_id from perdure_runners where not dead")
+        assert [row["runner_id"] for row in rows] == [first.session.runner_id]
+        await second.stop()
