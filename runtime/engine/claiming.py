@@ -86,6 +86,8 @@ class Claimer:
         self._lane = lane
         self._clock = clock
         self._now = clock.now
+        self._monotonic = clock.mark
+        """What periods are measured by: the database's clock may be set."""
         self._may_write = may_write
         self._declared_dead = declared_dead
         self._scan = scan
@@ -111,7 +113,6 @@ class Claimer:
         self._more = False
         self._taking_orphans = False
         self._orphans_free_at = -math.inf
-        """By the loop's clock, as every period here: the database's may be set."""
 
     # -- what asks for a claim
     def hint_slots(self, slots: Iterable[int]) -> None:
@@ -124,7 +125,7 @@ class Claimer:
         if self._hinted:
             self._wanted.set()
             if self._waiting_since is None:
-                self._waiting_since = self._now()
+                self._waiting_since = self._monotonic()
 
     def hint_all(self) -> None:
         self._hinted.update(dict.fromkeys(self._holds()))
@@ -161,7 +162,7 @@ class Claimer:
     def due_waiting(self) -> float:
         """Seconds for which runs that may be due have been known of, and no claim could take them."""
         since = self._waiting_since
-        return 0.0 if since is None else max(0.0, self._now() - since)
+        return 0.0 if since is None else self._monotonic() - since
 
     @property
     def under_way(self) -> bool:
@@ -182,12 +183,12 @@ class Claimer:
     def behind(self) -> bool:
         """Runs are waiting that came before any new one; or orphans may be being taken just now by a statement that
         was told of the claims of its own moment only, so that none may be made beside it."""
-        over = asyncio.get_running_loop().time() >= self._orphans_free_at
+        over = self._monotonic() >= self._orphans_free_at
         return self._more or self._taking_orphans or not over
 
     def orphans_unheard_of(self) -> None:
         """A claim that took orphans has lost its answer, and may go on for a while."""
-        self._orphans_free_at = asyncio.get_running_loop().time() + self._unknown_ends
+        self._orphans_free_at = self._monotonic() + self._unknown_ends
 
     async def resting(self) -> None:
         """Returns when no claim is under way: what one took has been reported by then."""
@@ -207,11 +208,11 @@ class Claimer:
 
     async def run_scans(self) -> None:
         """The safety scan: finds what every hint missed (R5)."""
-        last_orphans = self._now()
+        last_orphans = self._monotonic()
         while True:
             await asyncio.sleep(self._scan * (0.8 + 0.4 * self._randomness.fraction()))
-            if self._now() - last_orphans >= ORPHAN_PERIOD:
-                last_orphans = self._now()
+            if self._monotonic() - last_orphans >= ORPHAN_PERIOD:
+                last_orphans = self._monotonic()
                 self.look_for_orphans(self._holds())
                 self._lost_sight()
             self.hint_all()
@@ -386,7 +387,7 @@ class Claimer:
             self._received(claims, asked, request)
 
     def _received(self, claims: Claims, asked: Sequence[int], request: ClaimRequest) -> None:
-        self._waiting_since = self._now() if claims.more or self._hinted else None
+        self._waiting_since = self._monotonic() if claims.more or self._hinted else None
         for run in claims.runs:
             self.due.forget(run.run_id)
         self._taken(claims.runs)

@@ -328,6 +328,8 @@ class Engine:
     def _clock_moved(self, seconds: float) -> None:
         log.warning("clock.jumped", what="the database's clock was set", seconds=round(seconds, 3))
         self._claimer.clock_moved()
+        if self._around.start_lines is not None:
+            self._around.start_lines.clock_moved()
         for activation in list(self._runs.values()):
             activation.clock_moved()
 

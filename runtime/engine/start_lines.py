@@ -43,6 +43,12 @@ class StartLines:
         """Or abandoned, or not ours any more."""
         self._waiting.pop((run_id, key), None)
 
+    def clock_moved(self) -> None:
+        """The database's clock was set: none is to wait until that is where it was."""
+        now = self._now()
+        for step, (attempt, at) in self._waiting.items():
+            self._waiting[step] = (attempt, min(at, now))
+
     async def run(self) -> None:
         while True:
             await self._any.wait()

@@ -327,3 +327,51 @@ async def test_a_slot_free_now_and_then_does_not_keep_a_busy_holder_from_marking
     await asyncio.sleep(3.0)
     assert looks.claimer.behind
     assert marking(looks)
+
+
+# ---- a database's clock that was set --------------------------------------------------------------------
+
+
+@pytest.mark.req("CL5", "CL11")
+@pytest.mark.parametrize("seconds", [-3_600.0, 3_600.0])
+def test_the_periodic_looks_go_on_whatever_the_database_takes_for_the_time(seconds: float):
+    @on_virtual_time
+    async def play() -> None:
+        looks = Looks()
+        looks.serve(looks.claimer.run, looks.claimer.run_scans, looks.borrower.run)
+        await asyncio.sleep(70.0)
+        looks.store.ahead += seconds
+        await asyncio.sleep(SCAN)  # the clock's jump has been seen
+        del looks.store.asked[:]
+        await asyncio.sleep(75.0)
+        assert len([r for r in looks.store.claimed() if r.orphans]) == 1
+        assert any(request.lost for request in looks.store.borrowed())
+
+    play()
+
+
+@pytest.mark.req("CL4", "CL11")
+@on_virtual_time
+async def test_births_are_closed_as_long_as_a_statement_may_last_by_any_clock():
+    looks = Looks()
+    looks.store.answers = [fails(UnknownOutcome("lost"))]
+    looks.claimer.look_for_orphans([1])
+    looks.serve(looks.claimer.run, looks.claimer.run_scans)
+    await asyncio.sleep(0.1)
+    assert not looks.births.open
+    looks.store.ahead -= 3_600.0
+    await asyncio.sleep(2 * ENDS)
+    assert looks.births.open
+
+
+@on_virtual_time
+async def test_how_long_due_runs_have_been_waiting_is_no_matter_of_the_databases_clock():
+    looks = Looks(slots=1)
+    looks.serve(looks.claimer.run, looks.claimer.run_scans)
+    await asyncio.sleep(SCAN)
+    looks.slots.take()
+    looks.claimer.hint_slots([1])
+    await asyncio.sleep(2.0)
+    for ahead in (3_600.0, -3_600.0):
+        looks.clock.observe(looks.store.ahead + looks.clock.mark() + ahead, looks.clock.mark())
+        assert 1.9 < looks.claimer.due_waiting < 2.5
