@@ -159,6 +159,12 @@ class Settings:
             )
         return self.db
 
+    def require_one_process(self, command: str) -> None:
+        """Raises ConfigurationError when ``command``, which runs one pod, is asked for several."""
+        if self.processes > 1:
+            allowed = f"1 for {command}, which runs one pod; perdure serve runs several"
+            report([self._fault("processes", allowed=allowed)])
+
     def database(self, application_name: str = "perdure") -> DatabaseSettings:
         """What the storage floor is told. Raises ConfigurationError when no database is configured."""
         return DatabaseSettings(
@@ -197,6 +203,9 @@ class Settings:
         if sql and self.sqlite and sqlite_path(self.db) is None:
             allowed = "memory: the database lives in this process's memory and cannot be shared"
             faults.append(self._fault("runner_storage", allowed=allowed))
+        if not self.hints and self.hint_transport != "auto":
+            allowed = "auto with hints off: none are sent"
+            faults.append(self._fault("hint_transport", allowed=allowed))
         last = self.runner_port + self.processes - 1
         if self.runner_port and last > 65_535:
             allowed = f"at most {65_535 - self.processes + 1} with {self.processes} processes, which take one port each"

@@ -19,7 +19,7 @@ from perdure.runtime.cli.output import CommandFailed
 from perdure.runtime.cli.processes import keep_running
 from perdure.runtime.cli.reload import reload_forever
 from perdure.runtime.cli.schema import migrate_now
-from perdure.runtime.cli.stop_signals import CUT_SHORT, StopSignals, parent_gone
+from perdure.runtime.cli.stop_signals import CUT_SHORT, StopSignals, ignore_signals, parent_gone
 from perdure.runtime.discovery import discover, load_app, module_folder
 from perdure.runtime.logs import configure_logs
 from perdure.runtime.runner import Runner
@@ -78,6 +78,7 @@ def dev(
     flags = {"app": app, "db": db, "runner_port": runner_port, **assigned(set)}
     defaults = {"db": f"sqlite:///{Path.cwd() / DEV_FILE}", "runner_port": 0}
     settings = _settings(flags, defaults)
+    settings.require_one_process("perdure dev")
     configure_logs(format=settings.log_format, level=settings.log_level, application=settings.app)
     file = database_file(settings.db)
     if file is not None and file.parent == Path.cwd() / DEV_FILE.parent:
@@ -193,7 +194,10 @@ def _serve(settings: Settings, *, migrate: bool) -> None:
     if migrate:
         migrate_now(settings, quiet=True)
     gc.collect()
-    code = run_to_end(run_pod(app, settings))
+    try:
+        code = run_to_end(run_pod(app, settings))
+    finally:
+        ignore_signals()
     if code:
         raise typer.Exit(code)
 

@@ -171,8 +171,9 @@ class Processes:
         child.start_at = self._clock.monotonic() + child.pause
 
     def _ended(self, code: int) -> None:
-        """After a signal. One that was killed then was cut short as well."""
-        if code and self._code == 0:
+        """After a signal. One that was killed then was cut short as well; not one whom the signal itself could kill: a
+        pod listens before it runs anything, until after its end."""
+        if code and code != -signal.SIGTERM and self._code == 0:
             self._code = CUT_SHORT if code == CUT_SHORT or code < 0 else code
 
     def _tell(self, number: int, frame: FrameType | None) -> None:

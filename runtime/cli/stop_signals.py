@@ -192,6 +192,14 @@ class StopSignals:
         return thread
 
 
+def ignore_signals() -> None:
+    """The pod has ended, and its exit code stands: at its own end Python would put back what a signal does usually,
+    which is to kill."""
+    if threading.current_thread() is threading.main_thread():
+        for number in NUMBERS:
+            signal.signal(number, signal.SIG_IGN)
+
+
 def parent_gone() -> None:
     """The process that keeps this one is gone: stop cleanly, unless that has begun already. Never a second signal: the
     parent may have passed a first one on before it was killed."""

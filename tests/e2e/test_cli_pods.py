@@ -80,6 +80,11 @@ def steps_of(folder) -> list[str]:
 
 
 class TestDev:
+    def test_several_processes_are_for_serve(self, postgres_url, tmp_path):
+        cli = Commands(postgres_url, tmp_path)
+        said = cli("dev", slow_app(tmp_path), "--set", "processes=4").refused()
+        assert "processes = '4' from the flag --processes: allowed is 1 for perdure dev" in said
+
     @pytest.mark.req("OP4", "CL6", "CL12")
     async def test_nothing_to_set_up_and_runs_go_on_at_the_next_start(self, start, tmp_path):
         app = slow_app(tmp_path)

@@ -138,6 +138,15 @@ async def test_a_crashed_child_is_started_again_and_nothing_is_lost(parent, cli,
     assert living(children_of(pod)) == []
 
 
+@pytest.mark.req("CL5")
+async def test_children_that_are_told_while_they_import_cut_nothing_short(parent, tmp_path):
+    (tmp_path / "counting.py").write_text("import time\nprint('importing')\ntime.sleep(60)")
+    pod = parent()
+    await until(lambda: pod.log.count("importing") == 2, what="both import", deadline=20)
+    pod.terminate()
+    assert await pod.wait_end(deadline=10) == 0
+
+
 @pytest.mark.slow
 async def test_killing_the_parent_ends_the_children_cleanly(parent, cli):
     pod = parent()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import threading
 from pathlib import Path
@@ -44,6 +45,30 @@ def test_a_child_that_cannot_be_started_is_tried_again(
     parent = Processes(
         ["unused"], Settings(db="postgresql://h/d", processes=2, runner_port=0), SystemClock()
     )
-    assert parent.run() == CUT_SHORT  # of `sleep`, which SIGTERM kills
+    assert parent.run() == 0  # of `sleep`, which SIGTERM kills as it does a pod that has not begun
     assert len(started) == 2
     assert len(list(DESCRIPTORS.iterdir())) <= before
+
+
+@pytest.mark.req("CL5")
+def test_a_child_that_is_killed_while_it_stops_was_cut_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    popen, started = subprocess.Popen, list[int]()
+
+    def deaf(command: Any, **options: Any) -> Any:
+        child = popen(["sh", "-c", "trap '' TERM; echo; exec sleep 60"], stdout=-1, **options)
+        assert child.stdout is not None
+        child.stdout.readline()
+        started.append(child.pid)
+        if len(started) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            for pid in started:
+                threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
+        return child
+
+    monkeypatch.setattr(subprocess, "Popen", deaf)
+    parent = Processes(
+        ["unused"], Settings(db="postgresql://h/d", processes=2, runner_port=0), SystemClock()
+    )
+    assert parent.run() == CUT_SHORT

@@ -209,6 +209,8 @@ class TestRefused:
                 "at least 5 s with runner_storage sql on SQLite",
             ),
             ({"db": "sqlite:///:memory:", "runner_storage": "sql"}, "cannot be shared"),
+            ({"hints": "off", "hint_transport": "http"}, "auto with hints off"),
+            ({"hints": "off", "hint_transport": "database"}, "auto with hints off"),
         ],
     )
     def test_values_that_contradict_each_other(self, flags, said):
