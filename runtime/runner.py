@@ -7,7 +7,6 @@ Session   one runner id: keeper, ownership, engine; declared dead, it is thrown 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -54,6 +53,9 @@ from perdure.storage.interface import RunnerIdentity, RunStore
 from perdure.storage.model import Hint, HintKind
 
 log = structlog.get_logger("perdure.runner")
+
+HANDOVER = 1.0
+"""Seconds a stopping runner has, once its grace is over, to park and hand over what is idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,11 +300,7 @@ class Runner:
         self._draining = True
         if self._session is None:
             return True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.settings.grace):
-                await self._session.drain()
-                return True
-        return False
+        return await self._session.drain(self.settings.grace)
 
     def let_go(self) -> None:
         """Thread-safe, for a main loop that does not answer: leave the cluster now, so that nobody waits for the lease
@@ -564,8 +562,20 @@ class Session:
         if self._keeper is not None:
             self._keeper.stop(leave=True)
 
-    async def drain(self) -> None:
-        """Give up every shard, then wait for the runs that are pinned here."""
+    async def drain(self, grace: float) -> bool:
+        """Give up every shard, and wait for the runs that are pinned here: whether both are done. Steps get ``grace``
+        seconds; what only has to be parked and handed over gets `HANDOVER` in any case."""
+        draining = asyncio.ensure_future(self._drain())
+        try:
+            await asyncio.wait([draining], timeout=grace)
+            if not draining.done() and not self.engine.steps_running:
+                await asyncio.wait([draining], timeout=HANDOVER)
+            return draining.done() and draining.result() is None
+        finally:
+            draining.cancel()
+            await asyncio.wait([draining])
+
+    async def _drain(self) -> None:
         self.engine.begin_drain()
         await self.ownership.drain()
         await self.engine.emptied()

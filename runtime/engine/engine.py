@@ -285,6 +285,11 @@ class Engine:
         for activation in list(self._runs.values()):
             activation.leave()
 
+    @property
+    def steps_running(self) -> bool:
+        """Whether anything is left that may take long: without it runs only have to be parked."""
+        return any(activation.steps for activation in self._runs.values())
+
     async def emptied(self) -> None:
         """After `begin_drain`: returns when no run is left in memory, pinned ones included."""
         while self._runs:

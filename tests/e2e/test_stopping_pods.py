@@ -15,6 +15,7 @@ from tests.harness.pods import Pod, Pods
 from tests.harness.waiting import until
 
 APPLICATION = """
+    import asyncio
     import os
     import time
     from pathlib import Path
@@ -49,7 +50,21 @@ APPLICATION = """
     async def loop(ctx: Context, seconds: float) -> str:
         return await ctx.step(on_the_loop, seconds)
 
-    app = App("stopping", workflows=[thread, loop])
+    @step
+    async def awaiting(seconds: float) -> str:
+        note("begun")
+        await asyncio.sleep(seconds)
+        return "awaited"
+
+    @workflow(name="awaits")
+    async def awaits(ctx: Context, seconds: float) -> str:
+        return await ctx.step(awaiting, seconds)
+
+    @workflow(name="idle")
+    async def idle(ctx: Context) -> None:
+        await ctx.wait_signal("go", timeout=4)
+
+    app = App("stopping", workflows=[thread, loop, awaits, idle])
 """
 
 
@@ -109,6 +124,35 @@ async def test_the_grace_is_kept_whatever_the_step_does(pods, cli, tmp_path, nam
     assert cli.show(run_id)["status"] == "running"
     said = {"thread": "pod.grace-over", "loop": "pod.cut"}
     assert said[name] in pod.log
+
+
+@pytest.mark.req("CL5")
+async def test_without_a_grace_idle_work_still_ends_in_order(pods, cli, tmp_path):
+    """The grace is for running steps: shards and waiting runs are handed over in any case: nothing is cut short."""
+    pod = await pods.ready(env={"PERDURE_GRACE": "0"})
+    await until(lambda: owned(cli) == 256, what="all shards", deadline=20)
+    begun = cli.process("workflows", "start", "idle", "--app", "stopping_app:app", "--db", cli.url)
+    run_id = begun.ok().out.strip()
+
+    async def waits() -> bool:
+        return bool((await pod.status())["runs_in_memory"] == 1)
+
+    await until(waits, what="a run that waits in memory", deadline=20)
+    pod.terminate()
+    assert await pod.wait_end(deadline=20) == 0
+    assert "pod.grace-over" not in pod.log
+    assert cli.show(run_id)["status"] == "suspended"
+    assert owned(cli) == 0
+
+
+@pytest.mark.req("CL5")
+async def test_without_a_grace_a_running_step_is_let_go_of_at_once(pods, cli, tmp_path):
+    pod = await pods.ready(env={"PERDURE_GRACE": "0"})
+    await begin(cli, tmp_path, "awaits", 60)
+    pod.terminate()
+    assert await pod.wait_end(deadline=20) == 4
+    assert "pod.grace-over" in pod.log
+    assert owned(cli) == 0
 
 
 @pytest.mark.slow
