@@ -98,7 +98,7 @@ def _way_of(kind: Any) -> Callable[[Any], Any]:
     if issubclass(kind, BaseModel):
         return _way_of_model(kind)
     if dataclasses.is_dataclass(kind):
-        return partial(_without_defaults, _dataclass_plan(kind))
+        return partial(_without_defaults, fields_of(cast(Hashable, kind)))
     if issubclass(kind, Set):
         return _sorted
     if issubclass(kind, Enum):
@@ -166,15 +166,15 @@ def _rebuilt(value: Any) -> Any:
     return _rebuilt(_plain(value))
 
 
-_Plan = tuple[tuple[str, Any, Callable[..., Any] | None], ...]
-"""Fields: name, default, default factory."""
+Fields = tuple[tuple[str, Any, Callable[..., Any] | None], ...]
+"""Of a model or dataclass, those that are encoded: name, default, default factory."""
 
 _NOTHING = object()
 
 
-def _without_defaults(plan: _Plan, value: object) -> dict[str, Any]:
+def _without_defaults(fields: Fields, value: object) -> dict[str, Any]:
     kept = {}
-    for name, default, factory in plan:
+    for name, default, factory in fields:
         # A dataclass field may have no value yet, nor has every field of a model_construct.
         held = getattr(value, name, _NOTHING)
         if held is not _NOTHING and not equal(held, default, factory):
@@ -192,7 +192,23 @@ def equal(value: object, default: object, factory: Callable[..., Any] | None = N
         return False
 
 
-def _dataclass_plan(kind: Any) -> _Plan:
+@lru_cache(maxsize=4096)
+def fields_of(kind: Any) -> Fields:
+    """Of a type that is a model or a dataclass; of any other, none."""
+    if issubclass(kind, BaseModel):
+        return tuple(
+            (
+                name,
+                field.default,
+                None
+                if getattr(field, "default_factory_takes_validated_data", False)
+                else field.default_factory,
+            )
+            for name, field in kind.model_fields.items()
+            if not field.exclude
+        )
+    if not dataclasses.is_dataclass(kind):
+        return ()
     missing = dataclasses.MISSING
     return tuple(
         (
@@ -205,25 +221,16 @@ def _dataclass_plan(kind: Any) -> _Plan:
 
 
 def _way_of_model(kind: type[BaseModel]) -> Callable[[Any], dict[str, Any]]:
-    if _writes_itself(kind):
+    if writes_itself(kind):
         return lambda model: model.model_dump(exclude_defaults=True, round_trip=True)
-    plan: _Plan = tuple(
-        (
-            name,
-            field.default,
-            None
-            if getattr(field, "default_factory_takes_validated_data", False)
-            else field.default_factory,
-        )
-        for name, field in kind.model_fields.items()
-        if not field.exclude
-    )
+    fields = fields_of(kind)
     if kind.model_config.get("extra") == "allow":
-        return lambda model: _without_defaults(plan, model) | (model.model_extra or {})
-    return partial(_without_defaults, plan)
+        return lambda model: _without_defaults(fields, model) | (model.model_extra or {})
+    return partial(_without_defaults, fields)
 
 
-def _writes_itself(kind: type[BaseModel]) -> bool:
+def writes_itself(kind: type[BaseModel]) -> bool:
+    """Whether a model has serializers of its own."""
     decorators = kind.__pydantic_decorators__
     return bool(decorators.field_serializers or decorators.model_serializers) or any(
         hasattr(item, "__get_pydantic_core_schema__") and "Serializer" in type(item).__name__

@@ -159,6 +159,7 @@ class Context:
         """
         definition = step_of(fn)
         text, digest = definition.encode_input(args, kwargs, limit=self._input_limit or 0)
+        target = StepTarget(definition, *copied(args, kwargs))
         return self._body.step(
             StepCall(  # positional: each step comes here
                 definition.name,
@@ -166,7 +167,8 @@ class Context:
                 digest,
                 definition.decode_output,
                 definition.decode_error,
-                StepTarget(definition, *copied(args, kwargs)),
+                target,
+                target.fits,
             )
         )
 

@@ -36,6 +36,7 @@ from perdure.runtime.authoring.errors import (
     StepResultTooLarge,
 )
 from perdure.runtime.authoring.failures import check_error_types, decode_failure
+from perdure.runtime.authoring.moved_defaults import may_have_been
 from perdure.runtime.authoring.names import check_step_name
 from perdure.runtime.authoring.retry import Retry
 
@@ -175,6 +176,13 @@ class StepDefinition(Generic[P, R]):
             raise StepResultTooLarge(self.name, len(data), limit)
         return data.decode()
 
+    def may_have_had(self, args: Sequence[Any], kwargs: Mapping[str, Any], recorded: int) -> bool:
+        """Whether these arguments may have been recorded under the hash ``recorded`` at another time or place."""
+        try:
+            return may_have_been(self._signature.bind(args, kwargs), recorded)
+        except Exception:  # code of their classes
+            return False
+
     def decode_output(self, text: str | None) -> Any:
         """The value of a recorded result, a new one each time. Raises StepResultError."""
         try:
@@ -271,6 +279,10 @@ class StepTarget:
     definition: StepDefinition[Any, Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+
+    def fits(self, recorded: int) -> bool:
+        """Whether the call may be the one whose input was recorded under another hash than it has now."""
+        return self.definition.may_have_had(self.args, self.kwargs, recorded)
 
 
 class StepDecorator(Protocol):

@@ -544,7 +544,13 @@ class Body:
                 return None
             raise JournalMismatch(not_awaited(entry, self._awaited()))
         call = wait.call
-        if None not in (entry.input_hash, call.input_hash) and entry.input_hash != call.input_hash:
+        recorded = entry.input_hash
+        if (
+            recorded != call.input_hash
+            and recorded is not None
+            and call.input_hash is not None
+            and not (call.fits is not None and call.fits(recorded))
+        ):
             raise JournalMismatch(other_input(entry, call))
         return wait
 

@@ -18,7 +18,8 @@ class StepCall:
     """One call of a step, as the body makes it.
 
     input_text, input_hash: canonical encoding of the arguments and its hash, both recorded with the result; another
-    hash on replay is a mismatch. decode: from an entry's output to the value, for the live result too.
+    hash on replay is a mismatch, unless ``fits`` says of the recorded one that it may be of the same input. decode:
+    from an entry's output to the value, for the live result too.
     recorded_error: from an entry's error to an exception, a fresh instance per call (raised twice, one instance
     would collect tracebacks). target: what the engine's step executor needs; the body never looks at it.
     """
@@ -29,6 +30,7 @@ class StepCall:
     decode: Decode
     recorded_error: Callable[[str], BaseException]
     target: Any = None
+    fits: Callable[[int], bool] | None = None
 
 
 @dataclass(slots=True)
