@@ -104,6 +104,8 @@ class Runner:
         self._supervisor: asyncio.Task[None] | None = None
         self._retention: asyncio.Task[None] | None = None
         self._draining = False
+        self.cut_short = False
+        """Whether a drain met the end of its session while there were runs in memory: others have them now."""
         self._stopping: asyncio.Task[None] | None = None
         self._given_telemetry = telemetry
         self.telemetry = telemetry or Telemetry()
@@ -255,6 +257,8 @@ class Runner:
             if self._clock.monotonic() - began > self.settings.lease:
                 backoff = Backoff(self._randomness)
             failure = self.session.failure
+            if self._draining and self.session.engine.in_memory:
+                self.cut_short = True
             # Not declared dead, it says good-bye: else its shards are with nobody until its lease is over.
             await self.session.stop(leave=True)
             if failure is not None:
@@ -296,11 +300,12 @@ class Runner:
 
     async def drain(self) -> bool:
         """Claim nothing new, release each shard when its running steps have ended; True when all are handed over,
-        False when the grace was over before."""
+        False when the grace was over before, or this runner was declared dead, or failed, with runs in memory."""
         self._draining = True
         if self._session is None:
             return True
-        return await self._session.drain(self.settings.grace)
+        in_time = await self._session.drain(self.settings.grace)
+        return in_time and not self.cut_short
 
     def let_go(self) -> None:
         """Thread-safe, for a main loop that does not answer: leave the cluster now, so that nobody waits for the lease

@@ -252,6 +252,10 @@ async def _until_told(runner: Runner, stop: StopSignals, settings: Settings) -> 
         in_time, drained = await stop.unless(2, runner.drain())
         if not in_time:
             log.warning("pod.letting-go", what="told twice: running steps are let go of now")
+        elif runner.cut_short:
+            log.warning(
+                "pod.steps-lost", what="this runner's life ended first; others have its runs"
+            )
         elif not drained:
             log.warning("pod.grace-over", what="others take over the steps that still run")
     finally:

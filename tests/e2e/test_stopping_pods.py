@@ -13,6 +13,7 @@ from perdure.runtime.cli.stop_signals import TOGETHER
 from tests.e2e.commands import Commands
 from tests.harness.pods import Pod, Pods
 from tests.harness.waiting import until
+from tests.integration.in_process import execute
 
 APPLICATION = """
     import asyncio
@@ -153,6 +154,21 @@ async def test_without_a_grace_a_running_step_is_let_go_of_at_once(pods, cli, tm
     assert await pod.wait_end(deadline=20) == 4
     assert "pod.grace-over" in pod.log
     assert owned(cli) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.req("CL5")
+async def test_a_pod_that_is_declared_dead_while_it_stops_has_cut_its_steps_short(
+    pods, cli, tmp_path
+):
+    pod = await pods.ready()
+    await begin(cli, tmp_path, "thread", 60)
+    pod.terminate()
+    await pod.wait_log("pod.stopping")
+    await execute(cli.url, "update perdure_runners set dead = true")
+    assert await pod.wait_end(deadline=20) == 4
+    assert "pod.steps-lost" in pod.log
+    assert notes(tmp_path) == ["begun"]
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from perdure import App, Context, Runner, Settings, workflow
+from perdure import App, Context, Runner, Settings, step, workflow
 from perdure.runtime.engine.engine import Engine
 from perdure.storage.clock import SystemClock
 from perdure.storage.connect import DatabaseSettings, upkeep
@@ -260,3 +260,29 @@ async def test_a_runner_whose_name_is_taken_leaves_as_it_ends(migrated_postgres_
         rows = await rows_of(url, "select runner_id from perdure_runners where not dead")
         assert [row["runner_id"] for row in rows] == [first.session.runner_id]
         await second.stop()
+
+
+@pytest.mark.req("CL5")
+@pytest.mark.parametrize("busy", [True, False])
+async def test_a_drain_says_whether_the_end_of_its_session_cut_runs_short(
+    migrated_postgres_url: str, busy: bool
+):
+    url = migrated_postgres_url
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    @step
+    async def lasting() -> None:
+        begun.set()
+        await go_on.wait()
+
+    @workflow(name="lasts")
+    async def lasts(ctx: Context) -> None:
+        await ctx.step(lasting)
+
+    async with runner_on(url, [lasts], lease=2.0) as runner:
+        if busy:
+            await runner.client.start(lasts)
+            await begun.wait()
+        await execute(url, "update perdure_runners set dead = true")
+        runner.begin_drain()
+        assert await asyncio.wait_for(runner.drain(), 10) is not busy

@@ -244,11 +244,12 @@ class Pod:
     async def _stop(self, runner: Runner) -> None:
         world = self.world
         world.seen["drained"] += 1
-        if not await runner.drain():
-            world.fault("grace over", self.number)
-        elif runner._session is not None and runner._session.failure is not None:
+        drained = await runner.drain()
+        if runner._session is not None and runner._session.failure is not None:
             # It has found another one of its name.
             world.fault("gave up", self.number)
+        elif not (drained or runner.cut_short):  # that it was declared dead is told by the history
+            world.fault("grace over", self.number)
         await runner.stop()
         self._gone("stop")
         world.later(self.chance.uniform(0.1, 2.0), self.boot)
