@@ -203,8 +203,8 @@ class RunStore(ABC):
     async def settle_writes(
         self, runner_id: int, batch_id: int, writes: Sequence[RunWrite]
     ) -> Mapping[str, Verdict]:
-        """After an unknown outcome: a locking read on a new connection (locked ones singly with a lock time-out, then
-        our own ghost session is ended). `last_batch` equal = committed."""
+        """After an unknown outcome: a locking read on a new connection; then our own ghost session is ended, and what
+        others keep locked is read without a lock. `last_batch` equal = committed."""
 
     # -- upkeep of runs in memory
     @abstractmethod

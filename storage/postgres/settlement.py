@@ -2,7 +2,8 @@
 
 A new connection reads the fences with a lock, skipping locked ones. A batch found committed is committed. "Not written"
 is certain only when our old session is gone, since its statement may still be on its way: so that session is ended, by
-pid and start, before such a verdict. What other sessions keep locked is then asked for one by one.
+pid and start, before such a verdict. What other sessions keep locked can then be read without a lock: it is not our
+batch that has it. Only where that session is not known any more are locked rows waited for, one by one.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Settlement:
     async def verdicts(self, batch_id: int, writes: Sequence[RunWrite]) -> dict[str, Verdict]:
         """A verdict for every write. Raises `DatabaseUnavailable`: call again."""
         found, locked = await self._read(batch_id, writes)
-        unsure = {run_id for run_id, verdict in found.items() if verdict is Verdict.AGAIN} | locked
+        unsure = {run_id for run_id, verdict in found.items() if verdict is Verdict.AGAIN}
+        unsure |= locked.keys()
         if not unsure:
             return found
         await self._end_ghost()
@@ -40,14 +42,18 @@ class Settlement:
         second, locked = await self._read(batch_id, again)
         found |= second
         for write in again:
-            if write.run_id in locked:
+            if write.run_id not in locked:
+                continue
+            if self._ghost is None:
                 found[write.run_id] = await self._read_one(batch_id, write)
+            else:
+                found[write.run_id] = judge(write, batch_id, fence_of(locked[write.run_id]), None)
         return found
 
     async def _read(
         self, batch_id: int, writes: Sequence[RunWrite]
-    ) -> tuple[dict[str, Verdict], set[str]]:
-        """Verdicts by a locking read; the ids of runs whose fence somebody has locked."""
+    ) -> tuple[dict[str, Verdict], dict[str, queries.Row]]:
+        """Verdicts by a locking read; the runs whose fence somebody has locked, as a plain read finds them."""
         ids = [write.run_id for write in writes]
         rows = await self._fetch(queries.SETTLE, ids)
         fences = {row["run_id"]: fence_of(row) for row in rows}
@@ -57,12 +63,12 @@ class Settlement:
                 found[write.run_id] = judge(write, batch_id, fences[write.run_id], None)
             else:
                 rest.append(write)
-        locked = set()
+        locked = {}
         states = {row["run_id"]: row for row in await self._rest(rest)}
         for write in rest:
             state = states.get(write.run_id)
             if state is not None and state["fenced"]:
-                locked.add(write.run_id)
+                locked[write.run_id] = state
             else:
                 found[write.run_id] = judge(write, batch_id, None, _ended_by(state))
         return found, locked
