@@ -103,8 +103,9 @@ class StepExecutor:
         step = RunningStep(info, call)
         if self._tracing is not None and run.span is not run.first_span:
             self._tracing.moved(context, run.first_span, run.span)
-        step.task = self._host.create_task(
-            self._work(run, step, target, began_at), name=key, context=context
+        # Not by the host's task factory: an eager one would run the step before the run knows that it has one.
+        step.task = asyncio.Task(
+            self._work(run, step, target, began_at), loop=self._host, name=key, context=context
         )
         return step
 
