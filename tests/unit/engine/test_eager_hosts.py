@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import sys
 
 import pytest
@@ -29,7 +28,7 @@ async def slower(number: int) -> int:
 async def both(ctx: Context) -> list[int]:
     found = [await ctx.step(quick, 1), await ctx.step(slower, 2)]
     await ctx.wait_signal("go")
-    return found + await asyncio.gather(ctx.step(quick, 3), ctx.step(slower, 4))
+    return [*found, *await asyncio.gather(ctx.step(quick, 3), ctx.step(slower, 4))]
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="Python below 3.12 has no eager tasks")
