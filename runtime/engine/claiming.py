@@ -390,11 +390,13 @@ class Claimer:
         self._waiting_since = self._monotonic() if claims.more or self._hinted else None
         for run in claims.runs:
             self.due.forget(run.run_id)
+        if claims.suspects_left or request.suspects == 0:
+            self._suspects_waiting = True
+            if request.suspects == 0 and self._lane.free:  # the place came free meanwhile
+                self.suspect_cleared()
         self._taken(claims.runs)
         if claims.strays:
             self._strays(claims.strays)
-        if claims.suspects_left or request.suspects == 0:
-            self._suspects_waiting = True
         if claims.complete:
             self._marks.raise_to(claims.db_now, asked)
         self._more = claims.more

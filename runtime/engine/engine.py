@@ -63,6 +63,9 @@ _stdlib = logging.getLogger("perdure.engine")
 PARKING = 1.0
 """Seconds a shard being given up waits for its idle runs to be parked; who is still here then counts as pinned."""
 
+EARLY = 60.0
+"""Seconds for which it is kept in mind that a run has mail which may be on its way here."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -123,7 +126,9 @@ class Engine:
         self._by_shard: dict[int, dict[str, Activation]] = {}
         self._vacating: dict[int, asyncio.Event] = {}
         self._loading: set[asyncio.Task[None]] = set()
-        self._early_wakes: set[str] = set()
+        self._early_wakes: dict[str, float] = {}
+        self._any_early = False
+        self._monotonic = clock.mark
         self._slots = Slots(config.slots, self._slot_freed)
         self._lane = SuspectLane(self._suspect_cleared)
         self._draining = False
@@ -144,7 +149,7 @@ class Engine:
             workflows=registry.names,
             holds=self._claimable,
             in_memory=self._claims,
-            taken=self._taken,
+            taken=self._claimed,
             strays=self._tell_strays,
             slots=self._slots,
             lane=self._lane,
@@ -162,7 +167,7 @@ class Engine:
             randomness,
             workflows=registry.names,
             in_memory=self._claims,
-            taken=self._taken,
+            taken=self._claimed,
             mixed=lambda: runners_differ(topology(), registry.names()),
             claimer=self._claimer,
             slots=self._slots,
@@ -351,6 +356,13 @@ class Engine:
     def _tell_strays(self, workflows: Sequence[str]) -> None:
         self._bus.publish([Hint(HintKind.STRAY, workflow) for workflow in workflows])
 
+    def _claimed(self, runs: Sequence[ClaimedRun]) -> None:
+        """By the one claim under way. Births may be, too, and have heard nothing of their runs' mail yet."""
+        self._taken(runs)
+        if not self.births.claims:
+            self._early_wakes.clear()
+            self._any_early = False
+
     def _taken(self, runs: Sequence[ClaimedRun]) -> None:
         resumed: list[Activation] = []
         woken: list[Activation] = []
@@ -380,13 +392,10 @@ class Engine:
                 resumed.append(activation)
             else:
                 self._enter(activation, (), None)
-        if self._early_wakes:
+        if self._early_wakes or self._any_early:
             for run in runs:
-                if run.run_id in self._early_wakes:
-                    self._early_wakes.discard(run.run_id)
+                if self._early_wakes.pop(run.run_id, None) is not None or self._any_early:
                     self._poke(run.run_id)
-            if not self.births.claims:
-                self._early_wakes.clear()
         if resumed:
             self._read_first(self._loader.load(resumed))
         if woken:
@@ -499,10 +508,8 @@ class Engine:
                     self._poke(hint.run_id)
                 else:
                     slots.append(hint.slot)
-                    if (
-                        self._claimer.under_way or self.births.claims
-                    ):  # the mail may be newer than that
-                        self._early_wakes.add(hint.run_id)
+                    if self._being_taken:
+                        self._note_early(hint.run_id)
             elif hint.kind is HintKind.DONE:
                 self._warm.forget(hint.run_id)
             elif hint.kind is HintKind.STRAY:
@@ -513,10 +520,26 @@ class Engine:
             elif hint.kind is HintKind.ANY:
                 self._borrower.look()
                 self._claimer.hint_all()
+                self._any_early = self._any_early or self._being_taken
                 for run_id in self._runs:
                     self._poke(run_id)
         if slots:
             self._claimer.hint_slots(slots)
+
+    @property
+    def _being_taken(self) -> bool:
+        """Runs may be on their way here, and their mail newer than what took them."""
+        return self._claimer.under_way or bool(self.births.claims)
+
+    def _note_early(self, run_id: str) -> None:
+        """Most are of others' runs: where births never pause only their age ends them."""
+        now = self._monotonic()
+        self._early_wakes.pop(run_id, None)
+        self._early_wakes[run_id] = now
+        while (oldest := next(iter(self._early_wakes))) != run_id:
+            if self._early_wakes[oldest] > now - EARLY:
+                break
+            del self._early_wakes[oldest]
 
     def _poke(self, run_id: str) -> None:
         """A run in memory may have mail."""

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from perdure import Client, Context, step, workflow
+from perdure.runtime.engine import engine as engines
 from perdure.runtime.runner import Runner
 from perdure.storage.errors import ConfigurationError, ConflictError, SchemaError
 from perdure.storage.interface import RunStore
-from perdure.storage.model import Reason, RunStatus
+from perdure.storage.model import Hint, HintKind, Reason, RunStatus
 from tests.harness.waiting import until
-from tests.integration.in_process import Watched, runner_on, until_all, until_status
+from tests.integration.in_process import Watched, client_on, runner_on, until_all, until_status
 
 SOON = 0.05
 
@@ -35,19 +36,21 @@ async def listens(ctx: Context, number: int) -> str:
 
 
 class Guarded(Watched):
-    """A database whose stores ask first, before they read mailboxes, journals or claim: who raises refuses. claims: are
-    let through while it is set."""
+    """A database whose stores ask first, before they read mailboxes or journals: who raises refuses. claims_pass and
+    answers_pass: claims are sent, starts are, and answers to claims come, while it is set."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self.mailboxes: Callable[[Collection[str]], None] = lambda _: None
         self.journals: Callable[[Collection[str]], None] = lambda _: None
-        self.claims_pass = asyncio.Event()
-        self.claims_pass.set()
+        self.claims_pass, self.answers_pass, self.starts_pass = (asyncio.Event() for _ in range(3))
+        for passes in (self.claims_pass, self.answers_pass, self.starts_pass):
+            passes.set()
 
     def runs(self) -> RunStore:
         store = super().runs()
-        mailboxes, journals, claim = store.read_mailboxes, store.read_journal_page, store.claim_runs
+        mailboxes, journals = store.read_mailboxes, store.read_journal_page
+        claim, start = store.claim_runs, store.start_runs
 
         async def read_mailboxes(run_ids: Sequence[str]) -> Any:
             self.mailboxes(run_ids)
@@ -59,11 +62,18 @@ class Guarded(Watched):
 
         async def claim_runs(request: Any) -> Any:
             await self.claims_pass.wait()
-            return await claim(request)
+            claims = await claim(request)
+            await self.answers_pass.wait()
+            return claims
+
+        async def start_runs(runs: Any) -> Any:
+            await self.starts_pass.wait()
+            return await start(runs)
 
         store.read_mailboxes = read_mailboxes  # type: ignore[method-assign]
         store.read_journal_page = read_journal_page  # type: ignore[method-assign]
         store.claim_runs = claim_runs  # type: ignore[method-assign]
+        store.start_runs = start_runs  # type: ignore[method-assign]
         return store
 
 
@@ -188,8 +198,6 @@ async def test_a_table_or_a_right_missing_for_a_moment_puts_no_run_on_hold(
         for run_id in RUNS:
             await runner.client.start(listens, int(run_id), run_id=run_id)
         await until_all(runner.client, RunStatus.SUSPENDED, len(RUNS))
-        for run_id in RUNS:
-            await runner.client.signal(run_id, "stay")
     database = Guarded(migrated_url)
     database.journals = moment = Moment(error, 6)
     async with runner_on(migrated_url, [listens], database=database, park_after=SOON) as runner:
@@ -216,3 +224,51 @@ async def test_a_table_missing_for_a_moment_ends_no_runner(migrated_url: str) ->
         assert moment.left == 0, "it was raised"
         assert runner_id(runner) == before, "the runner went on"
     assert _done == Counter(range(8))
+
+
+@pytest.mark.req("SL2", "CL4")
+async def test_a_birth_beside_a_claim_loses_no_signal_of_a_run_being_claimed(
+    migrated_url: str,
+) -> None:
+    """The claim has not seen it, no scan comes, and the run is not there yet when it is hinted at."""
+    database = Guarded(migrated_url)
+    async with (
+        runner_on(
+            migrated_url, [listens], database=database, scan=600.0, park_after=60.0
+        ) as runner,
+        client_on(migrated_url, [listens]) as other,
+    ):
+        engine = runner.session.engine
+        await until(lambda: engine.births.open and not engine.looking, what="births")
+        database.answers_pass.clear()
+        claims = len(database.claims)
+        await other.start(listens, 1, run_id="claimed")
+        await until(lambda: any(database.claims[claims:]), what="its claim, not answered yet")
+        await other.signal("claimed", "go", "gone")
+        await until(
+            lambda: "claimed" in engine._early_wakes or engine._any_early,
+            what="the hint of its signal",
+        )
+        await runner.client.start(listens, 2, run_id="born")
+        await until(lambda: _done[2], what="the birth")
+        database.answers_pass.set()
+        assert await other.handle("claimed", listens).wait(10) == "gone"
+
+
+@pytest.mark.req("CL4")
+async def test_hints_for_runs_of_others_are_forgotten_also_where_runs_are_born_without_a_pause(
+    migrated_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "EARLY", 0.0)
+    database = Guarded(migrated_url)
+    async with runner_on(migrated_url, [listens], database=database, scan=600.0) as runner:
+        engine = runner.session.engine
+        await until(lambda: engine.births.open and not engine.looking, what="births")
+        database.starts_pass.clear()
+        birth = asyncio.create_task(runner.client.start(listens, 1, run_id="born"))
+        await until(lambda: engine.births.claims, what="a birth under way")
+        for number in range(100):
+            engine._hinted([Hint(HintKind.WAKE, f"of-others-{number}", number)])
+        assert len(engine._early_wakes) < 3
+        database.starts_pass.set()
+        await birth

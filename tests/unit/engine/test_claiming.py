@@ -375,3 +375,25 @@ async def test_how_long_due_runs_have_been_waiting_is_no_matter_of_the_databases
     for ahead in (3_600.0, -3_600.0):
         looks.clock.observe(looks.store.ahead + looks.clock.mark() + ahead, looks.clock.mark())
         assert 1.9 < looks.claimer.due_waiting < 2.5
+
+
+# ---- suspects -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("CL5", "WF1")
+@on_virtual_time
+async def test_a_suspect_passed_over_is_looked_for_when_its_place_came_free_beside_the_claim():
+    looks = Looks()
+    looks.lane.enter("another")
+    answer = Held(looks, suspects_left=True)
+    looks.store.answers = [answer]
+    looks.claimer.look_for_orphans([1])
+    looks.serve(looks.claimer.run)
+    await answer.asked.wait()
+    looks.lane.leave("another")
+    answer.answered.set()
+    await asyncio.sleep(0.1)
+    _, again = looks.store.claimed()
+    assert (again.orphans, again.suspects) == (True, 1)
+    await asyncio.sleep(SCAN)
+    assert len(looks.store.claimed()) == 2, "once"
