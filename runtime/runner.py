@@ -104,8 +104,6 @@ class Runner:
         self._supervisor: asyncio.Task[None] | None = None
         self._retention: asyncio.Task[None] | None = None
         self._draining = False
-        self.cut_short = False
-        """Whether a drain met the end of its session while there were runs in memory: others have them now."""
         self._stopping: asyncio.Task[None] | None = None
         self._given_telemetry = telemetry
         self.telemetry = telemetry or Telemetry()
@@ -257,8 +255,6 @@ class Runner:
             if self._clock.monotonic() - began > self.settings.lease:
                 backoff = Backoff(self._randomness)
             failure = self.session.failure
-            if self._draining and self.session.engine.in_memory:
-                self.cut_short = True
             # Not declared dead, it says good-bye: else its shards are with nobody until its lease is over.
             await self.session.stop(leave=True)
             if failure is not None:
@@ -306,6 +302,11 @@ class Runner:
             return True
         in_time = await self._session.drain(self.settings.grace)
         return in_time and not self.cut_short
+
+    @property
+    def cut_short(self) -> bool:
+        """After `drain`: whether it met the end of its session while there were runs in memory. Others have them."""
+        return self._session is not None and self._session.engine.dropped > 0
 
     def let_go(self) -> None:
         """Thread-safe, for a main loop that does not answer: leave the cluster now, so that nobody waits for the lease
@@ -495,6 +496,9 @@ class Session:
             await self.ownership.run()
         except PerdureError as error:
             self.failure_seen(error)
+        except Exception:  # else the keeper would keep a lease under which nobody takes a shard
+            log.exception("ownership.failed", what="this runner starts anew")
+            self._dead.set()
 
     # -- the keeper's states
     def _on_state(self, state: KeeperState) -> None:
@@ -502,13 +506,15 @@ class Session:
         self._loop.call_soon_threadsafe(self._adopt, state)
 
     def _adopt(self, state: KeeperState) -> None:
-        fallen = state.dead - (frozenset() if self._state is None else self._state.dead)
-        self._state = state
+        before, self._state = self._state, state
+        fallen = state.dead - (frozenset() if before is None else before.dead)
         if state.topology is not None and len(state.topology.shards) != self._settings.shards:
             self.failure_seen(_resharded(len(state.topology.shards), self._settings.shards))
             return
         if state.topology is not None:
-            self.database_clock.observe(state.topology.db_now, state.looked_at)
+            # A look that is known already says what time it was before the clock was set.
+            if before is None or state.looked_at > before.looked_at:
+                self.database_clock.observe(state.topology.db_now, state.looked_at)
             if self._signed is not None:
                 self._signed.peers(listening(state.topology, self.runner_id))
         self.ownership.update(state)

@@ -133,6 +133,8 @@ class Engine:
         self._lane = SuspectLane(self._suspect_cleared)
         self._draining = False
         self._emptied = asyncio.Event()
+        self.dropped = 0
+        """Runs that were in memory when all were abandoned."""
         self._committer = Committer(
             store,
             runner_id,
@@ -242,6 +244,7 @@ class Engine:
         for task in self._loading:
             task.cancel()
         self.births.abandon()
+        self.dropped += len(self._runs)
         for activation in list(self._runs.values()):
             activation.drop(lost_ownership=True)
         self._runs.clear()

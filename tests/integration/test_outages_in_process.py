@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import pytest
 
@@ -218,22 +219,32 @@ async def test_a_runner_declared_dead_ends_when_the_others_have_changed_the_lock
             await asyncio.wait_for(runner.closed(), 20)
 
 
+def failing_once(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Set, it makes an engine that runs fail; those that begin later do not."""
+    fail, run = asyncio.Event(), Engine.run
+
+    async def failing(engine: Engine) -> None:
+        if fail.is_set():
+            await run(engine)
+            return
+
+        async def told() -> None:
+            await fail.wait()
+            raise RuntimeError("the engine fails")
+
+        async with asyncio.TaskGroup() as both:
+            both.create_task(run(engine))
+            both.create_task(told())
+
+    monkeypatch.setattr(Engine, "run", failing)
+    return fail
+
+
 @pytest.mark.req("CL5")
 async def test_a_runner_whose_engine_fails_has_its_shards_back_before_a_lease_is_over(
     migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ):
-    fail, run = asyncio.Event(), Engine.run
-
-    async def run_until_told(engine: Engine) -> None:
-        if fail.is_set():
-            return await run(engine)
-        await asyncio.wait(
-            [asyncio.create_task(run(engine)), asyncio.create_task(fail.wait())],
-            return_when=asyncio.FIRST_COMPLETED,
-        )
-        raise RuntimeError("the engine fails")
-
-    monkeypatch.setattr(Engine, "run", run_until_told)
+    fail = failing_once(monkeypatch)
     async with runner_on(migrated_postgres_url, [echo], lease=20.0, shard_lock="row") as runner:
         before = runner.session
         fail.set()
@@ -248,10 +259,10 @@ async def test_a_runner_whose_engine_fails_has_its_shards_back_before_a_lease_is
 async def test_a_runner_whose_name_is_taken_leaves_as_it_ends(migrated_postgres_url: str):
     url = migrated_postgres_url
     name = "the-same"
-    async with runner_on(url, [echo], lease=4.0, shard_lock="row", replica_id=name) as first:
+    async with runner_on(url, [echo], lease=2.0, shard_lock="row", replica_id=name) as first:
         second = Runner(
             App("tests", workflows=[echo]),
-            Settings(db=url, lease=4.0, shard_lock="row", runner_storage="sql", replica_id=name),
+            Settings(db=url, lease=2.0, shard_lock="row", runner_storage="sql", replica_id=name),
             port=False,
         )
         await second.start()
@@ -263,11 +274,13 @@ async def test_a_runner_whose_name_is_taken_leaves_as_it_ends(migrated_postgres_
 
 
 @pytest.mark.req("CL5")
-@pytest.mark.parametrize("busy", [True, False])
+@pytest.mark.parametrize(
+    ("cause", "busy"), [("dead", True), ("dead", False), ("fails", True), ("name", True)]
+)
 async def test_a_drain_says_whether_the_end_of_its_session_cut_runs_short(
-    migrated_postgres_url: str, busy: bool
+    migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch, cause: str, busy: bool
 ):
-    url = migrated_postgres_url
+    url, fail = migrated_postgres_url, failing_once(monkeypatch)
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     @step
@@ -283,6 +296,45 @@ async def test_a_drain_says_whether_the_end_of_its_session_cut_runs_short(
         if busy:
             await runner.client.start(lasts)
             await begun.wait()
-        await execute(url, "update perdure_runners set dead = true")
+        match cause:
+            case "dead":
+                await execute(url, "update perdure_runners set dead = true")
+            case "fails":
+                fail.set()
+            case _:
+                runner.session.failure_seen(InUseError("as if its name were taken"))
         runner.begin_drain()
         assert await asyncio.wait_for(runner.drain(), 10) is not busy
+
+
+@pytest.mark.req("CL5")
+async def test_a_runner_whose_ownership_fails_begins_anew(migrated_postgres_url: str):
+    async with runner_on(migrated_postgres_url, [echo], lease=20.0, shard_lock="row") as runner:
+        before = runner.session
+
+        def fails() -> tuple[int, ...]:
+            raise RuntimeError("the ownership fails")
+
+        before.ownership._judge = fails  # type: ignore[method-assign]
+        await until(
+            lambda: runner.session is not before and len(runner.session.ownership.holds) == SHARDS,
+            what="all shards in the hands of the next session",
+            deadline=6,
+        )
+        assert await runner.client.run(echo, 5, timeout=10) == 5
+
+
+@pytest.mark.req("CL3")
+async def test_a_renewal_after_a_jump_of_the_clock_does_not_take_it_back(
+    migrated_postgres_url: str,
+):
+    """A keeper's state that brings a renewal holds the look from before it, with the time it was then."""
+    async with runner_on(migrated_postgres_url, [echo]) as runner:
+        session, jumps = runner.session, list[float]()
+        clock = session.database_clock
+        clock.on_jump(jumps.append)
+        asked = clock.mark()
+        clock.observe(clock.now() + 3600, asked)
+        assert session._state is not None
+        session._adopt(replace(session._state, db_offset=session._state.db_offset + 3600))
+        assert [round(jump) for jump in jumps] == [3600]
