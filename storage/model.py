@@ -16,8 +16,9 @@ SLOTS = 65_536
 """A run's slot is ``xxh3_64(run_id) % SLOTS``, stored with the run; shards are ranges of slots."""
 
 FLOOR_MARGIN = 10.0
-"""Seconds by which a low-water mark stays behind the clock: a row shows only when its transaction has committed, which
-takes no longer than a statement's deadline and a lock wait."""
+"""Seconds by which a low-water mark stays behind the clock at least: a row shows only when its transaction has
+committed, which takes no longer than a statement's deadline and a lock wait.
+Who allows more than 5 s asks with lower ones."""
 
 FORMAT = 1
 """Format number of journal entries and payload envelopes written by this code (R16)."""

@@ -102,8 +102,8 @@ class Claimer:
         self._any_gained = asyncio.Event()
         self._wanted = asyncio.Event()
         self._waiting_since: float | None = None
-        self._marks = LowWaterMarks()
-        self._marked = LowWaterMarks()
+        self._marks = LowWaterMarks(unknown_ends)
+        self._marked = LowWaterMarks(unknown_ends)
         """Of the looks that take nothing and only mark strays."""
         self._marked_at_once = Portion(shard_count)
         self._suspects_waiting = False

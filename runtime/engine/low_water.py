@@ -13,9 +13,13 @@ from perdure.storage.model import FLOOR_MARGIN
 
 
 class LowWaterMarks:
-    """By shard. A claim that left nothing behind raises them; what a mark hides in error, a full scan finds."""
+    """By shard. A claim that left nothing behind raises them; what a mark hides in error, a full scan finds.
 
-    def __init__(self) -> None:
+    deadline: of a statement, in seconds. A row shows no later than that after its due time was set, and a lock wait.
+    """
+
+    def __init__(self, deadline: float) -> None:
+        self._margin = max(FLOOR_MARGIN, 2 * deadline)
         self._marks: dict[int, float] = {}
 
     def floor(self, shards: Iterable[int]) -> float | None:
@@ -26,7 +30,7 @@ class LowWaterMarks:
 
     def raise_to(self, db_now: float, shards: Iterable[int]) -> None:
         """A claim in these shards, from their marks on, was complete at that instant of the database's clock."""
-        mark = db_now - FLOOR_MARGIN
+        mark = db_now - self._margin
         for shard in shards:
             self._marks[shard] = mark
 

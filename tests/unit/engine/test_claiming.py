@@ -81,7 +81,7 @@ class Store:
 class Looks:
     """A claimer, a borrower and births as an engine puts them together, without the engine."""
 
-    def __init__(self, *, slots: int = 10) -> None:
+    def __init__(self, *, slots: int = 10, unknown_ends: float = ENDS) -> None:
         self.store = Store()
         self.taken: list[ClaimedRun] = []
         self.mixed = False
@@ -111,7 +111,7 @@ class Looks:
             may_write=may_write,
             declared_dead=lambda: None,
             scan=SCAN,
-            unknown_ends=ENDS,
+            unknown_ends=unknown_ends,
             lost_sight=lambda: self.borrower.look_for_lost(),
         )
         self.borrower = Borrower(
@@ -128,7 +128,7 @@ class Looks:
             clock=self.clock,
             declared_dead=lambda: None,
             scan=SCAN,
-            unknown_ends=ENDS,
+            unknown_ends=unknown_ends,
         )
         self.births = Births(
             1,
@@ -140,7 +140,7 @@ class Looks:
             taken=self.taken.extend,
             slots=self.slots,
             claimer=self.claimer,
-            unknown_ends=ENDS,
+            unknown_ends=unknown_ends,
         )
 
     def serve(self, *services: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -397,3 +397,30 @@ async def test_a_suspect_passed_over_is_looked_for_when_its_place_came_free_besi
     assert (again.orphans, again.suspects) == (True, 1)
     await asyncio.sleep(SCAN)
     assert len(looks.store.claimed()) == 2, "once"
+
+
+# ---- low-water marks ------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("CL11")
+@pytest.mark.parametrize(("ends", "behind"), [(5.0, 10.0), (600.0, 1_200.0)])
+def test_marks_stay_behind_by_more_than_a_statement_may_last(ends: float, behind: float):
+    """A row shows when its transaction has committed: so much later than its due time."""
+
+    @on_virtual_time
+    async def play() -> None:
+        looks = Looks(unknown_ends=ends)
+        looks.serve(looks.claimer.run)
+        for _ in range(2):
+            looks.claimer.hint_all()
+            await asyncio.sleep(1.0)
+        (asked, _), (_, request) = looks.store.asked
+        assert cast("ClaimRequest", request).floor == asked + looks.store.ahead - behind
+        looks.slots.limit = 0
+        for _ in range(2):
+            await looks.claimer.mark_strays()
+        assert marking(looks)[-1].floor == pytest.approx(
+            looks.store.ahead + looks.store.asked[-2][0] - behind
+        )
+
+    play()

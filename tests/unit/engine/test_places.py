@@ -33,7 +33,7 @@ RUN = ClaimedRun(
 
 
 def test_the_floor_is_the_lowest_mark_of_the_shards_asked() -> None:
-    marks = LowWaterMarks()
+    marks = LowWaterMarks(5.0)
     assert marks.floor([1]) is None
     marks.raise_to(100.0, [1, 2])
     marks.raise_to(160.0, [2])
@@ -44,7 +44,7 @@ def test_the_floor_is_the_lowest_mark_of_the_shards_asked() -> None:
 
 
 def test_a_mark_is_void_once_somebody_else_may_have_held_the_shard() -> None:
-    marks = LowWaterMarks()
+    marks = LowWaterMarks(5.0)
     marks.raise_to(100.0, [1, 2])
     marks.forget([2, 7])
     assert marks.floor([1]) == 100.0 - FLOOR_MARGIN
@@ -52,7 +52,7 @@ def test_a_mark_is_void_once_somebody_else_may_have_held_the_shard() -> None:
 
 
 def test_a_mark_may_fall_with_a_clock_that_was_set_back() -> None:
-    marks = LowWaterMarks()
+    marks = LowWaterMarks(5.0)
     marks.raise_to(100.0, [1])
     marks.raise_to(70.0, [1])
     assert marks.floor([1]) == 70.0 - FLOOR_MARGIN
