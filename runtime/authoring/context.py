@@ -19,7 +19,7 @@ from perdure.runtime.authoring.errors import (
 )
 from perdure.runtime.authoring.names import check_signal_name, check_timer_name
 from perdure.runtime.authoring.run_log import RunLog
-from perdure.runtime.authoring.step import INPUT_LIMIT, StepTarget, copied, step_of
+from perdure.runtime.authoring.step import INPUT_LIMIT, StepTarget, step_of
 from perdure.runtime.body import MessageWait, StepCall
 from perdure.storage.values import value
 
@@ -159,7 +159,7 @@ class Context:
         """
         definition = step_of(fn)
         text, digest = definition.encode_input(args, kwargs, limit=self._input_limit or 0)
-        target = StepTarget(definition, *copied(args, kwargs))
+        target = StepTarget(definition, args, kwargs)
         return self._body.step(
             StepCall(  # positional: each step comes here
                 definition.name,

@@ -8,9 +8,9 @@ import functools
 import inspect
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 from uuid import UUID
@@ -248,23 +248,28 @@ class StepDefinition(Generic[P, R]):
         )
 
 
-def copied(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """The arguments as they are now. A step that changed the body's own objects would do so in one life and, once its
-    result is recorded, not in the next."""
+Given = tuple[tuple[Any, ...], Mapping[str, Any]]
+"""Arguments: by place, by name."""
+
+
+def _copied(given: Given, *, again: bool) -> tuple[Given, Callable[[], Given] | None]:
+    """A copy and, if ``again``, what makes further ones of what it was then; None: of what never changes.
+
+    A step that changed the body's own objects would do so in one life and, once that is recorded, not in the next.
+    """
+    args, kwargs = given
     if all(map(_UNCHANGING.__contains__, map(type, args))) and not kwargs:
-        return args, kwargs
-    given = (args, kwargs)
+        return given, None
     try:
-        made: tuple[tuple[Any, ...], Mapping[str, Any]] = pickle.loads(pickle.dumps(given, -1))
-        return made
+        data = pickle.dumps(given, -1)
+        return pickle.loads(data), partial(pickle.loads, data) if again else None
     except Exception:  # a class inside a function; slower for large data
         pass
     try:
-        return copy.deepcopy(given)
+        made = copy.deepcopy(given)
+        return made, partial(copy.deepcopy, copy.deepcopy(given)) if again else None
     except Exception:  # encodable, and not to be copied: the object itself, then
-        return given
+        return given, None
 
 
 _UNCHANGING = frozenset(
@@ -272,17 +277,32 @@ _UNCHANGING = frozenset(
 )
 
 
-@dataclass(slots=True)
 class StepTarget:
-    """What a step call carries to the engine's executor."""
+    """What a step call carries to the engine's executor: the step, and its arguments as they were at the call."""
 
-    definition: StepDefinition[Any, Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    __slots__ = ("_again", "_given", "_used", "definition")
+
+    def __init__(
+        self,
+        definition: StepDefinition[Any, Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        self.definition = definition
+        # What pickle has written serves all attempts: a copy more costs nothing until there is another attempt.
+        self._given, self._again = _copied((args, kwargs), again=definition.retry is not None)
+        self._used = False
+
+    def arguments(self) -> Given:
+        """For one attempt: later ones do not see what it does to them."""
+        if not self._used or self._again is None:
+            self._used = True
+            return self._given
+        return self._again()
 
     def fits(self, recorded: int) -> bool:
         """Whether the call may be the one whose input was recorded under another hash than it has now."""
-        return self.definition.may_have_had(self.args, self.kwargs, recorded)
+        return self.definition.may_have_had(*self._given, recorded)
 
 
 class StepDecorator(Protocol):

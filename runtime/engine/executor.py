@@ -43,6 +43,8 @@ class RunningStep:
 
     info: StepInfo
     call: StepCall
+    context: contextvars.Context | None = None
+    """What the attempts after the first begin in; None: there is no retry."""
     task: asyncio.Task[None] | None = None
     wanted: bool = True
 
@@ -103,6 +105,8 @@ class StepExecutor:
         step = RunningStep(info, call)
         if self._tracing is not None and run.span is not run.first_span:
             self._tracing.moved(context, run.first_span, run.span)
+        if target.definition.retry is not None:
+            step.context = context.copy()
         # Not by the host's task factory: an eager one would run the step before the run knows that it has one.
         step.task = asyncio.Task(
             self._work(run, step, target, began_at), loop=self._host, name=key, context=context
@@ -129,8 +133,8 @@ class StepExecutor:
         started_at = self._now()
         on_record = began_at is not None  # an entry has a number: later attempts never go below it
         began_at = started_at if began_at is None else began_at
+        output, error = await self._try(target, step)
         while True:
-            output, error = await self._try(target, step)
             self._tally.attempts += 1
             if error is not None:
                 self._tally.attempts_failed += 1
@@ -152,6 +156,19 @@ class StepExecutor:
                 return
             info.attempt += 1
             await self._may_start()
+            output, error = await self._another(target, step)
+
+    async def _another(
+        self, target: StepTarget, step: RunningStep
+    ) -> tuple[str | None, BaseException | None]:
+        """A further attempt, in a task of its own: it does not see the context variables that one before has set."""
+        assert step.context is not None
+        return await asyncio.Task(
+            self._try(target, step),
+            loop=self._host,
+            name=step.info.key,
+            context=step.context.copy(),
+        )
 
     def _delay(
         self,
@@ -183,7 +200,8 @@ class StepExecutor:
         token = enter_step(step.info)
         try:
             if definition.timeout is None and not definition.is_blocking:  # most steps
-                value = await definition.fn(*target.args, **target.kwargs)
+                args, kwargs = target.arguments()
+                value = await definition.fn(*args, **kwargs)
             else:
                 value = await self._call(definition, target)
             self._original.end_copy()
@@ -233,10 +251,11 @@ class StepExecutor:
             raise
 
     async def _invoke(self, definition: StepDefinition[Any, Any], target: StepTarget) -> Any:
+        args, kwargs = target.arguments()
         if not definition.is_blocking:
-            return await definition.fn(*target.args, **target.kwargs)
+            return await definition.fn(*args, **kwargs)
         return await self.in_thread(
-            lambda: definition.fn(*target.args, **target.kwargs), f"step {definition.name!r}"
+            lambda: definition.fn(*args, **kwargs), f"step {definition.name!r}"
         )
 
     async def in_thread(self, function: Callable[[], T], what: str) -> T:

@@ -98,13 +98,12 @@ class Life:
         output = error = None
         started_at = self.now()
         try:
+            args, kwargs = target.arguments()
             with entering_step(info):
                 if target.definition.is_blocking:
-                    value = await asyncio.to_thread(
-                        target.definition, *target.args, **target.kwargs
-                    )
+                    value = await asyncio.to_thread(target.definition, *args, **kwargs)
                 else:
-                    value = await target.definition(*target.args, **target.kwargs)
+                    value = await target.definition(*args, **kwargs)
             output = target.definition.encode_output(value)
         except Exception as failure:
             error = encode_failure(failure)

@@ -25,7 +25,7 @@ from perdure.runtime.authoring.errors import (
 )
 from perdure.runtime.authoring.failures import encode_failure
 from perdure.runtime.authoring.retry import Retry, next_delay
-from perdure.runtime.authoring.step import StepDefinition, copied, step, step_of
+from perdure.runtime.authoring.step import StepDefinition, StepTarget, step, step_of
 
 
 class Order(BaseModel):
@@ -428,10 +428,14 @@ def test_coroutine_functions_of_all_kinds_are_not_blocking():
 # ---- what a step may do to its arguments ------------------------------------------------------
 
 
+def takes_all(*args: Any, **kwargs: Any) -> None:
+    """Called by nobody."""
+
+
 @pytest.mark.req("WF5")
 @pytest.mark.parametrize("value", [{"a": [1]}, [1, {"b": 2}], {1, 2}, SimpleNamespace(a=[1])])
 def test_a_step_gets_copies_of_what_can_change(value):
-    [own], kwargs = copied((value,), {"again": value})
+    [own], kwargs = StepTarget(step_of(takes_all), (value,), {"again": value}).arguments()
     assert own == kwargs["again"] == value
     assert own is not value
     assert own is kwargs["again"], "what was one object stays one"
@@ -439,9 +443,9 @@ def test_a_step_gets_copies_of_what_can_change(value):
 
 def test_what_cannot_change_is_passed_as_it_is():
     args = ("text", 5, None, 1.5, datetime(2026, 1, 1, tzinfo=UTC))
-    assert copied(args, {})[0] is args
+    assert StepTarget(step_of(takes_all), args, {}).arguments()[0] is args
 
 
 def test_what_cannot_be_copied_is_passed_as_it_is():
     lock = threading.Lock()
-    assert copied((lock,), {})[0][0] is lock
+    assert StepTarget(step_of(takes_all), (lock,), {}).arguments()[0][0] is lock
