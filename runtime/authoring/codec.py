@@ -1,9 +1,10 @@
 """Values as text and back, by their annotation; pydantic does the work, in compact JSON.
 
 What is written must read back: every typed value is decoded once before it is taken. What not every engine can store
-(NUL, lone surrogates), what JSON does not have (NaN, infinities) and what would be lost in silence (masked secrets)
-is refused, naming the field. Values are taken as pydantic's lax mode takes them: "5" fits an int. Without a type a
-value has to be JSON's own. A part of type Any inside a model is written by what it holds and read back as JSON.
+(NUL, lone surrogates), what JSON does not have (NaN, infinities) and what would be lost or changed in silence (masked
+secrets, and all that `losses` finds) is refused, naming the field. Values are taken as pydantic's lax mode takes them:
+"5" fits an int. Without a type a value has to be JSON's own. A part of type Any inside a model is written by what it
+holds and read back as JSON.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pydantic import BaseModel, SecretBytes, SecretStr, TypeAdapter, ValidationE
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from perdure.runtime.authoring.errors import FieldFault, PayloadTooLarge
+from perdure.runtime.authoring.losses import Finder, Loss, loss_finder, nodes
 from perdure.runtime.authoring.names import storable_fault
 from perdure.runtime.authoring.typed_dicts import with_usable_typed_dicts
 
@@ -54,6 +56,7 @@ class ValueCodec:
     __slots__ = (
         "_floats",
         "_loose",
+        "_loss",
         "_scalar",
         "_serialize",
         "_sets",
@@ -69,7 +72,11 @@ class ValueCodec:
         self._scalar = annotation if any(annotation is kind for kind in _SCALARS) else None
         self._loose = _is_json_shape(annotation) and _names_any(annotation)
         self._sets = self._loose and _names_sets(annotation)
-        self._floats = not self._loose and _may_hold_floats(adapter)
+        schema = dict(
+            adapter.core_schema
+        )  # a copy: the schema of a model whose build is deferred is built by it
+        self._floats = not self._loose and _may_hold_floats(schema)
+        self._loss = None if self._loose or self._scalar else loss_finder(schema)
 
     def check(self, value: Any) -> Any:
         """``value`` as its type has it: validated and converted. Raises ValueFault."""
@@ -92,7 +99,9 @@ class ValueCodec:
             self._refuse_non_finite(value, data)
         if _MASK in data:
             _raise_first(_secrets(value))
-        self._read_back(data)
+        back = self._read_back(data)
+        if self._loss is not None and (loss := self._find_loss(self._loss, value, back)):
+            raise ValueFault([_fault(loss.path, loss.message, loss.value)])
         return data
 
     def decode(self, text: str | bytes) -> Any:
@@ -126,14 +135,20 @@ class ValueCodec:
             _raise_first(_unstorable(value))
             raise ValueFault([_fault("", f"cannot be encoded: {error}", value)]) from error
 
-    def _read_back(self, data: bytes) -> None:
+    def _read_back(self, data: bytes) -> Any:
         try:
-            self._validate_json(data)
+            return self._validate_json(data)
         except ValidationError as error:
             faults, _ = faults_of(error)
             for fault in faults:
                 fault["message"] = f"does not read back as it is written: {fault['message']}"
             raise ValueFault(faults) from error
+
+    def _find_loss(self, finder: Finder, value: Any, back: Any) -> Loss | None:
+        try:
+            return finder(value, back)
+        except RecursionError as error:
+            raise ValueFault([_fault("", "is nested too deeply", value)]) from error
 
     def _refuse_non_finite(self, value: Any, data: bytes) -> None:
         """pydantic writes NaN as null, or as a word JSON does not have; a model may choose text, which is fine."""
@@ -289,22 +304,10 @@ def _names_sets(annotation: Any) -> bool:
     return any(_names_sets(part) for part in get_args(annotation))
 
 
-def _may_hold_floats(adapter: TypeAdapter[Any]) -> bool:
-    """Whether a value of the type may hold a float, as far as its schema tells."""
-    seen: set[int] = set()
-    stack: list[Any] = [adapter.core_schema]
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, dict):
-            if node.get("type") in ("float", "any", "is-instance", "complex"):
-                return True
-            stack.extend(item for item in node.values() if isinstance(item, (dict, list, tuple)))
-        else:
-            stack.extend(item for item in node if isinstance(item, (dict, list, tuple)))
-    return False
+def _may_hold_floats(schema: Any) -> bool:
+    """Whether a value of a core schema may hold a float, as far as that tells."""
+    kinds = ("float", "any", "is-instance", "complex")
+    return any(node.get("type") in kinds for node in nodes(schema))
 
 
 def _parts(value: Any, path: str, seen: frozenset[int]) -> Iterator[tuple[str, Any]]:
