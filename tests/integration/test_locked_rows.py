@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import asyncpg
 import pytest
 
 from perdure import Context, step, workflow
@@ -52,3 +53,36 @@ async def test_a_locked_cold_row_keeps_nobody_else_from_ending(migrated_postgres
             assert conflicts() == 1, "one wait of one lock time-out, and none after it"
         assert await kept.wait(20) == 1
         assert conflicts() == 1
+
+
+INSERTED = """
+    insert into perdure_runs (run_id, slot, workflow, seed, start_token, payload, payload_format, version, source)
+    values ('c', 1, 'ends', 1, 1, 'null', 1, 1, 'app')"""
+
+
+@pytest.mark.req("ST12")
+async def test_a_start_that_meets_an_unfinished_insert_keeps_no_other_waiting(
+    migrated_postgres_url: str,
+) -> None:
+    url = migrated_postgres_url
+    database = Watched(url, lock_timeout=LOCK_TIMEOUT)
+    async with runner_on(url, [ends], database=database) as runner:
+        foreign = await asyncpg.connect(url)
+        try:
+            await foreign.execute("begin")
+            await foreign.execute(INSERTED)
+            calls = {
+                run_id: asyncio.create_task(runner.client.start(ends, run_id=run_id))
+                for run_id in "abcdefgh"
+            }
+            kept = calls.pop("c")
+            for handle in await asyncio.gather(*calls.values()):
+                await handle.signal("go", 1)
+                assert await handle.wait(20) == 1
+            assert not kept.done()
+            await foreign.execute("rollback")
+            handle = await kept
+            await handle.signal("go", 2)
+            assert await handle.wait(20) == 2
+        finally:
+            foreign.terminate()

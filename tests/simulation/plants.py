@@ -211,7 +211,7 @@ PLANTS = {
             function(
                 Committer,
                 "_isolate",
-                ("if len(batch) == 1:", "if True:"),
+                ("if len(batch) > 1:", "if isinstance(error, ConflictError) and len(batch) > 1:"),
                 (
                     "batch[0].done(error, batch_id)",
                     "[each.done(error, batch_id) for each in batch]",
