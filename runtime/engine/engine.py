@@ -129,6 +129,8 @@ class Engine:
         self._early_wakes: dict[str, float] = {}
         self._any_early = False
         self._monotonic = clock.mark
+        # Bodies begin in copies of this Context: a run can be born in its caller's task, its next life cannot.
+        self._home = contextvars.copy_context()
         self._slots = Slots(config.slots, self._slot_freed)
         self._lane = SuspectLane(self._suspect_cleared)
         self._draining = False
@@ -374,7 +376,7 @@ class Engine:
             warm = self._warm.take(run)
             shard = shard_of(run.slot, self._config.shard_count)
             if warm is not None:
-                context = contextvars.copy_context()
+                context = self._home.copy()
                 warm.span = self._telemetry.entered(run, shard, 0, context)
                 warm.wake(run)
             activation = warm or Activation(run, self._around)
@@ -422,17 +424,17 @@ class Engine:
             return
         run = activation.run
         definition = self._registry.get(run.workflow)
+        # A body keeps a copy of the context it is begun in: its log lines and steps know their run from there.
+        context = self._home.copy()
+        context.run(enter_run, run.run_id, run.workflow)
         try:
-            payload = definition.decode_payload(run.payload)
+            payload = context.run(definition.decode_payload, run.payload)
         except (
             BaseException
         ) as error:  # a payload that does not decode fails its run, visibly (R7, R8)
             log.error("run.undecodable", run_id=run.run_id, workflow=run.workflow, error=str(error))
             activation.fail(error)
             return
-        # A body keeps a copy of the context it is begun in: its log lines and steps know their run from there.
-        context = contextvars.copy_context()
-        context.run(enter_run, run.run_id, run.workflow)
         shard = shard_of(run.slot, self._config.shard_count)
         activation.span = self._telemetry.entered(run, shard, len(journal), context)
         activation.first_span = activation.span
