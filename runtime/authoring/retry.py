@@ -31,7 +31,8 @@ class Retry:
         begin after it is not made. It survives a change of process, as the attempt count does.
     retryable: exception types, names ("ProviderDown", "billing.ProviderDown") and predicates, one or several; only
         what one of them accepts is tried again. None: every error. Never tried again, whatever it says:
-        NonRetryableError, cancellation, SystemExit and KeyboardInterrupt.
+        NonRetryableError, cancellation, SystemExit and KeyboardInterrupt, also inside an exception group. A group is
+        accepted if all of its errors are, or it is itself.
     respect_retry_after: an error with ``retry_after`` (seconds) or ``retry_after_ms`` sets the delay itself,
         without jitter and ceiling; an error without it falls back to the strategy.
     Raises DefinitionError for values that make no sense.
@@ -105,6 +106,8 @@ def next_delay(
 def back_off(policy: Retry, attempt: int) -> float:
     """The strategy's delay after ``attempt`` attempts, before jitter."""
     delay = policy.base_seconds
+    if not delay:
+        return 0.0  # however large the factor has grown
     if policy.strategy == "linear":
         delay *= attempt
     elif policy.strategy == "exponential":
@@ -116,12 +119,17 @@ def back_off(policy: Retry, attempt: int) -> float:
 
 
 def retry_after(error: BaseException) -> float | None:
-    """What the error asks for, in seconds: its ``retry_after`` or ``retry_after_ms``; None if neither is usable."""
+    """What the error asks for, in seconds: its ``retry_after`` or ``retry_after_ms``; None if neither is usable.
+
+    Of a group that does not say, the most that one of its errors asks for."""
     seconds = _hint(error, "retry_after")
     if seconds is not None:
         return seconds
     millis = _hint(error, "retry_after_ms")
-    return None if millis is None else millis / 1000
+    if millis is not None:
+        return millis / 1000
+    inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    return max((asked for e in inner if (asked := retry_after(e)) is not None), default=None)
 
 
 def _hint(error: BaseException, attribute: str) -> float | None:
@@ -139,9 +147,23 @@ def _hint(error: BaseException, attribute: str) -> float | None:
 
 
 def _may_retry(policy: Retry, error: BaseException) -> bool:
+    return not _is_final(error) and (not policy.conditions or _accepted(policy.conditions, error))
+
+
+def _is_final(error: BaseException) -> bool:
+    """A group is if one of its errors is: it would be final again."""
     if isinstance(error, (NonRetryableError, CancelledError)) or not isinstance(error, Exception):
-        return False
-    return not policy.conditions or any(_accepts(kind, error) for kind in policy.conditions)
+        return True
+    return isinstance(error, ExceptionGroup) and any(map(_is_final, error.exceptions))
+
+
+def _accepted(conditions: Sequence[Retryable], error: BaseException) -> bool:
+    """A group is if all of its errors are, or it is itself."""
+    if isinstance(error, BaseExceptionGroup) and all(
+        _accepted(conditions, inner) for inner in error.exceptions
+    ):
+        return True
+    return any(_accepts(condition, error) for condition in conditions)
 
 
 def _accepts(condition: Retryable, error: BaseException) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, field_validator
 
 from perdure import Client, Context, step, workflow
-from perdure.runtime.client import Handle
+from perdure.runtime.handle import Handle
 from perdure.storage.model import RunStatus
 from perdure.testing import running
 from tests.harness.waiting import until

@@ -248,3 +248,51 @@ def test_a_bad_duration_in_a_policy_is_named():
     with pytest.raises(InvalidDuration, match=r"Retry\(base_delay\)"):
         Retry(base_delay="soon")
     assert Retry(max_delay=None).max_seconds == LONGEST
+
+
+# ---- groups, which a step's own TaskGroup raises ----------------------------------------------
+
+
+def group(*errors: BaseException) -> BaseException:
+    return BaseExceptionGroup("tasks", list(errors))
+
+
+@pytest.mark.req("ST2")
+@pytest.mark.parametrize(
+    "error",
+    [
+        group(NonRetryableError("no")),
+        group(ProviderDown(), NonRetryableError("no")),
+        group(ProviderDown(), group(ProviderDown(), NonRetryableError("no"))),
+        group(ProviderDown(), asyncio.CancelledError()),
+        group(SystemExit(1)),
+    ],
+)
+@pytest.mark.parametrize("retryable", [None, Exception, BaseException, lambda error: True])
+def test_a_group_with_a_final_error_is_final(error, retryable):
+    assert delay(Retry(retryable=retryable), error) is None
+
+
+@pytest.mark.parametrize(
+    "retryable", [ProviderDown, "ProviderDown", lambda error: isinstance(error, ProviderDown)]
+)
+def test_a_group_is_tried_again_if_each_of_its_errors_is(retryable):
+    policy = Retry(retryable=retryable)
+    assert delay(policy, group(ProviderDown(), group(RegionDown()))) is not None
+    assert delay(policy, group(ProviderDown(), KeyError())) is None
+    assert delay(Retry(retryable=[retryable, KeyError]), group(ProviderDown(), KeyError()))
+    assert delay(Retry(retryable=[retryable, ExceptionGroup]), group(ValueError())) is not None
+
+
+def test_a_group_waits_as_long_as_the_most_patient_of_its_errors_asks():
+    error = group(Throttled(retry_after=3), group(Throttled(retry_after_ms=7000)), KeyError())
+    assert retry_after(error) == 7
+    assert retry_after(group(KeyError())) is None
+    assert delay(Retry(jitter=False), error) == 7
+
+
+@pytest.mark.parametrize("strategy", ["exponential", "linear", "fixed"])
+@pytest.mark.parametrize("attempt", [1, 2, 1024, 1025, 5000])
+def test_no_delay_stays_no_delay(strategy, attempt):
+    policy = Retry(base_delay=0, strategy=strategy, max_attempts=None, max_elapsed=3600)
+    assert delay(policy, ProviderDown(), attempt) == 0
