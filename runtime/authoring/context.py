@@ -31,7 +31,9 @@ class RunBody(Protocol):
     """What a context needs of the body it belongs to (see `perdure.runtime.body.Body`)."""
 
     cancelled: bool
-    replaying: bool
+
+    @property
+    def silent(self) -> bool: ...
 
     def now(self) -> float: ...
 

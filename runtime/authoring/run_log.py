@@ -1,4 +1,4 @@
-"""`ctx.log`: what a body has to say, silent while it replays."""
+"""`ctx.log`: what a body has to say, silent while it replays and while it is taken out of memory."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ class RunLog:
         )
 
     def debug(self, event: str, **facts: object) -> None:
-        if not self._body.replaying:
+        if not self._body.silent:
             self._logger.debug(event, **facts)
 
     def info(self, event: str, **facts: object) -> None:
-        if not self._body.replaying:
+        if not self._body.silent:
             self._logger.info(event, **facts)
 
     def warning(self, event: str, **facts: object) -> None:
-        if not self._body.replaying:
+        if not self._body.silent:
             self._logger.warning(event, **facts)
 
     def error(self, event: str, **facts: object) -> None:
-        if not self._body.replaying:
+        if not self._body.silent:
             self._logger.error(event, **facts)
 
     def exception(self, event: str, **facts: object) -> None:
         """An error line with the exception that is being handled."""
-        if not self._body.replaying:
+        if not self._body.silent:
             self._logger.exception(event, **facts)

@@ -626,6 +626,11 @@ class Body:
         """Run time, Unix seconds: the time of the last delivered entry, the same on replay."""
         return self._loop.now
 
+    @property
+    def silent(self) -> bool:
+        """What it says now was said in an earlier life, or is thrown away with all it does while unwound (R7)."""
+        return self.replaying or self._dead
+
     def step(self, call: StepCall) -> Coroutine[Any, Any, Any]:
         """Lazy: the step takes its key, and may start, when this is first awaited (R13)."""
         self._not_awaited[id(call)] = call
