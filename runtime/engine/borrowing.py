@@ -12,7 +12,7 @@ import structlog
 
 from perdure.runtime.dbclock import DatabaseClock
 from perdure.runtime.engine.claiming import Claimer
-from perdure.runtime.engine.pacing import Backoff
+from perdure.runtime.engine.pacing import Backoff, Portion
 from perdure.runtime.engine.slots import Slots
 from perdure.runtime.engine.suspects import SuspectLane
 from perdure.storage.clock import Randomness
@@ -69,6 +69,7 @@ class Borrower:
         self._wanted = asyncio.Event()
         self._wanted.set()
         self._lost = False
+        self._portion = Portion(MOST_AT_ONCE)
         self._over = False
 
     def look(self) -> None:
@@ -102,7 +103,7 @@ class Borrower:
     async def _claim(self) -> None:
         lost = self._lost  # who asks from here on is answered by the next look
         async with self._claimer.turn(orphans=lost):
-            limit = min(self._slots.free, MOST_AT_ONCE)
+            limit = min(self._slots.free, self._portion.size)
             if limit == 0 or self._over:
                 return
             if lost:
@@ -124,6 +125,7 @@ class Borrower:
             claims = await self._store.claim_strays(request)
         except UnknownOutcome as error:
             log.warning("claim.unknown", error=str(error))
+            self._portion.failed()
             if request.lost:
                 self._claimer.orphans_unheard_of()
             self.look_for_lost()
@@ -133,10 +135,12 @@ class Borrower:
             self._declared_dead()
         except PerdureError as error:  # also that a table, or the right to it, is not there now
             log.warning("claim.unavailable", error=str(error))
+            self._portion.failed()
             self._lost = self._lost or request.lost
             await asyncio.sleep(Backoff.delay(4, self._randomness.fraction()))
         else:
             self._clock.observe(claims.db_now, sent)
+            self._portion.worked()
             if claims.runs:
                 log.info("runs.borrowed", runs=len(claims.runs))
             self._taken(claims.runs)

@@ -95,6 +95,7 @@ class Claimer:
         self._lost_sight = lost_sight
         self._telemetry = telemetry or Telemetry()
         self._portion = Portion(MOST_PER_CLAIM)
+        self._noted_at_once = Portion(UPCOMING_LIMIT)
         self.due = DueTimes()
         self._hinted: dict[int, None] = {}
         self._orphaned: dict[int, None] = {}
@@ -240,11 +241,13 @@ class Claimer:
             return True
         try:
             upcoming = await self._store.upcoming(
-                self._runner_id, holds, self._now() + HORIZON, UPCOMING_LIMIT
+                self._runner_id, holds, self._now() + HORIZON, self._noted_at_once.size
             )
         except PerdureError as error:
             log.warning("claim.upcoming-unavailable", error=str(error))
+            self._noted_at_once.failed()
             return False
+        self._noted_at_once.worked()
         for run_id, slot, wake_at in upcoming:
             self.note_due(run_id, slot, wake_at)
         return True

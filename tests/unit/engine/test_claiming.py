@@ -424,3 +424,43 @@ def test_marks_stay_behind_by_more_than_a_statement_may_last(ends: float, behind
         )
 
     play()
+
+
+# ---- what is too much for one statement -----------------------------------------------------------------
+
+
+@pytest.mark.req("CL5", "CL13")
+@on_virtual_time
+async def test_the_looks_beyond_the_shards_ask_for_less_after_each_failure():
+    looks = Looks(slots=1_000)
+
+    async def at_most_three(request: Request) -> Claims:
+        if request.limit > 3:
+            raise ConflictError("too much for one statement's deadline")
+        return looks.store.nothing()
+
+    looks.store.answers = [at_most_three] * 20
+    looks.borrower.look_for_lost()
+    looks.serve(looks.borrower.run)
+    await asyncio.sleep(60.0)
+    assert min(request.limit for request in looks.store.borrowed()) <= 3
+    assert any(request.lost and request.limit <= 3 for request in looks.store.borrowed())
+
+
+@pytest.mark.req("SL1")
+@on_virtual_time
+async def test_timers_of_shards_just_taken_are_read_in_parts_after_a_failure():
+    looks = Looks()
+    asked: list[int] = []
+
+    async def upcoming(_me: int, _holds: object, _until: float, limit: int) -> Sequence[Any]:
+        asked.append(limit)
+        if limit > 50:
+            raise ConflictError("too much for one statement's deadline")
+        return ()
+
+    looks.store.upcoming = upcoming  # type: ignore[method-assign,assignment]
+    looks.serve(looks.claimer.run_gained)
+    looks.claimer.gained([1])
+    await asyncio.sleep(60.0)
+    assert asked[-1] <= 50
