@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import types
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Union, get_args, get_origin
@@ -88,18 +89,24 @@ class ValueCodec:
     def encode(self, value: Any) -> bytes:
         """Compact JSON in UTF-8. Raises ValueFault."""
         if type(value) is self._scalar:
-            return _encode_scalar(value)
+            data = _encode_scalar(value)
+            if len(data) > CERTAINLY_READ and self._scalar is int:
+                self._read_back(data)
+            return data
         value = self.check(value)
         if self._loose and (fault := json_fault(value, sets=self._sets)) is not None:
             raise ValueFault([fault])
         data = self._write(value)
         if b"\\u0000" in data:
             _raise_first(_unstorable(value))
-        if self._floats and (b"null" in data or b"NaN" in data or b"Inf" in data):
-            self._refuse_non_finite(value, data)
+        words = self._floats and (b'"NaN"' in data or b'Infinity"' in data)
+        if self._floats and not words and (b"null" in data or b"NaN" in data or b"Inf" in data):
+            _raise_first(_non_finite(value))
         if _MASK in data:
             _raise_first(_secrets(value))
         back = self._read_back(data)
+        if words:
+            _raise_first(_non_finite_lost(value, back))
         if self._loss is not None and (loss := self._find_loss(self._loss, value, back)):
             raise ValueFault([_fault(loss.path, loss.message, loss.value)])
         return data
@@ -149,12 +156,6 @@ class ValueCodec:
             return finder(value, back)
         except RecursionError as error:
             raise ValueFault([_fault("", "is nested too deeply", value)]) from error
-
-    def _refuse_non_finite(self, value: Any, data: bytes) -> None:
-        """pydantic writes NaN as null, or as a word JSON does not have; a model may choose text, which is fine."""
-        if b'"NaN"' in data or b'Infinity"' in data:
-            return
-        _raise_first(_non_finite(value))
 
 
 @lru_cache(maxsize=1024)
@@ -311,8 +312,8 @@ def _may_hold_floats(schema: Any) -> bool:
 
 
 def _parts(value: Any, path: str, seen: frozenset[int]) -> Iterator[tuple[str, Any]]:
-    """Every value inside a value with its path; keys of mappings stand under their mapping's path. What lies deeper
-    than anything that can be written is left out."""
+    """Every value inside a value with its path; keys of mappings and items of sets stand under the path of what holds
+    them. What lies deeper than anything that can be written is left out."""
     yield path, value
     if id(value) in seen or isinstance(value, (str, bytes, int, float)) or len(seen) > DEEPEST:
         return
@@ -322,10 +323,14 @@ def _parts(value: Any, path: str, seen: frozenset[int]) -> Iterator[tuple[str, A
         for key in value:
             yield path, key
         inner = iter(value.items())
-    elif isinstance(value, (list, tuple, set, frozenset)):
+    elif isinstance(value, (list, tuple, deque)):
         inner = iter(enumerate(value))
+    elif isinstance(value, (set, frozenset)):
+        for item in value:
+            yield from _parts(item, path, seen)
+        return
     elif isinstance(value, BaseModel):
-        inner = iter(value)
+        inner = iter({**value.__dict__, **(value.__pydantic_extra__ or {})}.items())
     elif hasattr(value, "__dataclass_fields__"):
         inner = ((name, getattr(value, name, None)) for name in value.__dataclass_fields__)
     else:
@@ -353,6 +358,16 @@ def _non_finite(value: Any) -> Iterator[FieldFault]:
     for path, part in _parts(value, "", frozenset()):
         if isinstance(part, float) and not math.isfinite(part):
             yield _non_finite_fault(path, part)
+
+
+def _non_finite_lost(value: Any, back: Any) -> Iterator[FieldFault]:
+    """pydantic writes NaN as null, or as a word JSON does not have; a model may choose text, which comes back."""
+    kept = Counter(fault["field"] for fault in _non_finite(back))
+    for fault in _non_finite(value):
+        if kept[fault["field"]] > 0:
+            kept[fault["field"]] -= 1
+        else:
+            yield fault
 
 
 def _secrets(value: Any) -> Iterator[FieldFault]:

@@ -1,7 +1,8 @@
 """Values as text and back."""
 
 import json
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -12,7 +13,7 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, RootModel, SecretStr
 
 from perdure.runtime.authoring.codec import ValueFault, codec_for, encode_message
 from perdure.runtime.authoring.errors import PayloadTooLarge
@@ -168,6 +169,27 @@ def test_a_value_of_another_type_is_not_taken_for_its_encoded_form(value):
         codec_for(dict[str, str]).encode({"a": value})
 
 
+@pytest.mark.parametrize("annotation", [int, int | None, list[int], dict[str, int], Any])
+def test_a_number_with_more_digits_than_are_read_is_refused_when_it_is_written(annotation):
+    def held(digits: int) -> Any:
+        number = 10 ** (digits - 1)
+        named = {"a": number}
+        return (
+            [number]
+            if annotation == list[int]
+            else named
+            if annotation == dict[str, int]
+            else number
+        )
+
+    codec = codec_for(annotation)
+    for value in (held(4_300), -5 if annotation is int else held(1)):
+        assert codec.decode(codec.encode(value)) == value
+    for digits in (4_301, 6_000):
+        with pytest.raises(ValueFault, match="does not read back"):
+            codec.encode(held(digits))
+
+
 @pytest.mark.req("WF1")
 def test_each_decoding_makes_a_new_value():
     codec = codec_for(Order)
@@ -268,11 +290,80 @@ def test_what_is_no_finite_number_is_refused(annotation, wrap, path, number):
     assert "no finite number" in found[path]
 
 
-def test_a_model_may_choose_to_write_infinity_as_text():
-    class Open(BaseModel):
-        model_config = ConfigDict(ser_json_inf_nan="strings")
-        limit: float
+@dataclass
+class Reading:
+    name: str
+    x: float | None
 
+
+class Open(BaseModel):
+    model_config = ConfigDict(ser_json_inf_nan="strings")
+    name: str = ""
+    limit: float | None = None
+
+
+class Mixed(BaseModel):
+    here: Open
+    there: float | None = None
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "path"),
+    [
+        (Reading, Reading("NaN", NAN), "x"),
+        (Reading, Reading("-Infinity", float("inf")), "x"),
+        (list[Reading | str], ["Infinity", Reading("a", NAN)], "1.x"),
+        (deque[float | None], deque([1.0, NAN]), "1"),
+        (dict[str, float | None], {"NaN": NAN}, "NaN"),
+        (Mixed, Mixed(here=Open(limit=NAN), there=NAN), "there"),
+        (tuple[str, float | None], ("NaN", NAN), "1"),
+    ],
+)
+def test_the_word_nan_elsewhere_does_not_excuse_a_nan(annotation, value, path):
+    found = faults(annotation, value)
+    assert list(found) == [path]
+    assert "no finite number" in found[path]
+
+
+class Bag(RootModel[list[float | None]]):
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        return iter(self.root)
+
+
+def test_a_model_may_say_itself_what_its_iteration_gives():
+    codec = codec_for(Bag)
+    assert codec.decode(codec.encode(Bag([1.0, None]))) == Bag([1.0, None])
+    assert list(faults(Bag, Bag([1.0, NAN]))) == ["root.1"]
+
+
+def test_a_set_or_a_key_that_comes_back_without_an_end_is_taken():
+    class Bounds(BaseModel):
+        model_config = ConfigDict(ser_json_inf_nan="strings")
+        ends: set[float]
+
+    for annotation, value in (
+        (Bounds, Bounds(ends={float("inf"), 1.0, -float("inf")})),
+        (dict[float, str], {float("inf"): "NaN"}),
+    ):
+        codec = codec_for(annotation)
+        assert codec.decode(codec.encode(value)) == value
+
+
+def test_a_mixed_model_may_write_its_own_as_text():
+    codec = codec_for(Mixed)
+    assert codec.decode(codec.encode(Mixed(here=Open(limit=float("-inf"))))).here.limit == -float(
+        "inf"
+    )
+
+
+def test_a_surrogate_in_a_deque_is_named():
+    assert list(faults(deque[str], deque(["a", "\ud800"]))) == ["1"]
+
+
+def test_a_model_may_choose_to_write_infinity_as_text():
     codec = codec_for(Open)
     assert codec.decode(codec.encode(Open(limit=float("inf")))) == Open(limit=float("inf"))
 
