@@ -28,7 +28,7 @@ from perdure.runtime.body.mismatch import ended_early, not_awaited, other_input
 from perdure.runtime.body.outcome import raise_in, resolve, time_out, wake
 from perdure.runtime.body.port import BodyPort, Ending, Idle, MessageWait, StepCall
 from perdure.runtime.body.steps import Arrival, Steps, StepWait
-from perdure.runtime.body.unwinding import Forever, position
+from perdure.runtime.body.unwinding import Forever, left_behind, position
 from perdure.storage.clock import to_instant, to_micros
 from perdure.storage.model import Entry, EntryKind, Message, Reason, RunEvent
 
@@ -362,22 +362,8 @@ class Body:
         self._end(Ending(kind, value=value, error=failure, warnings=self._left_behind()))
 
     def _left_behind(self) -> tuple[str, ...]:
-        """Steps and tasks that the body's end cuts off, by name."""
-        warnings = [
-            f"step {call.name!r} was called and never awaited: it did not run"
-            for call in self._not_awaited.values()
-        ]
-        warnings += [
-            f"step {wait.call.name!r} ({key}) was still "
-            f"{'running' if wait.running else 'waiting to start'} when the body ended: "
-            "it is cancelled, nothing of it is recorded"
-            for key, wait in self._steps.waits.items()
-        ]
-        warnings += [
-            f"{task.get_name()!r} was still pending when the body ended, at {position(task.get_coro())}"
-            for task in self._loop.pending_tasks()
-        ]
-        return tuple(warnings)
+        tasks = self._loop.pending_tasks()
+        return left_behind(self._not_awaited.values(), self._steps.waits, tasks)
 
     def _end(self, ending: Ending) -> None:
         running = [key for key, wait in self._steps.waits.items() if wait.running]

@@ -17,12 +17,14 @@ import asyncio
 import ctypes
 import gc
 import types
-from collections.abc import Coroutine, Generator, Iterable
+from collections.abc import Coroutine, Generator, Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perdure.runtime.body.loop import RunLoop
+    from perdure.runtime.body.port import StepCall
+    from perdure.runtime.body.steps import StepWait
     from perdure.runtime.body.task import BodyTask
 
 PATIENCE = 64
@@ -181,6 +183,26 @@ def _finished(frame: object) -> bool:
     if isinstance(frame, types.GeneratorType):
         return frame.gi_frame is None
     return False
+
+
+def left_behind(
+    not_awaited: Iterable[StepCall], waits: Mapping[str, StepWait], tasks: Iterable[BodyTask]
+) -> tuple[str, ...]:
+    """Sentences for what a body's end cuts off: calls of steps, steps by key, tasks."""
+    warnings = [
+        f"step {call.name!r} was called and never awaited: it did not run" for call in not_awaited
+    ]
+    warnings += [
+        f"step {wait.call.name!r} ({key}) was still "
+        f"{'running' if wait.running else 'waiting to start'} when the body ended: "
+        "it is cancelled, nothing of it is recorded"
+        for key, wait in waits.items()
+    ]
+    warnings += [
+        f"{task.get_name()!r} was still pending when the body ended, at {position(task.get_coro())}"
+        for task in tasks
+    ]
+    return tuple(warnings)
 
 
 def position(coroutine: object) -> str:
