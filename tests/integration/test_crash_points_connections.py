@@ -282,12 +282,13 @@ async def test_a_cancel_is_cut_while_it_waits_for_another_cancel(ground: Ground,
         ("finish", "before"),
     ],
 )
-async def test_a_settlement_is_cut_while_it_waits(
+async def test_a_settlement_is_cut_beside_a_lock(
     ground: Ground, event: str, where: HangWhere, end: str
 ) -> None:
-    """The outcome of a commit is unknown, its fence is somebody else's for now, and the settlement is cut as well.
+    """The outcome of a commit is unknown, its fence is somebody else's for now, and the settlement is cut as well, at
+    the look for which it needs no lock.
 
-    A finish that has arrived is not among them: it left no fence to wait for."""
+    A finish that has arrived is not among them: it left no fence to lock."""
     run_id, runner_id = ground.fresh_id(), ground.runner_id
     lose_runner = lose(ground.runner_proxy)
     async with foreign(ground.url) as holder:
@@ -305,9 +306,7 @@ async def test_a_settlement_is_cut_while_it_waits(
             client=ground.client_proxy,
         )
         cut = ground.runner_proxy.cut(
-            name="settle_one",
-            where="lock_wait",
-            when=lambda _: waiting_for_lock(ground.url, "settle_one"),
+            name="settle_rest", where="before" if where == "before" else "after_commit"
         )
         crossing = asyncio.ensure_future(ground.cross(run_id, "signal"))
         await asyncio.wait_for(cut.happened.wait(), 10.0)
